@@ -1,0 +1,1 @@
+"""anybit: one federated model for every bit-width."""

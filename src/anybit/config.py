@@ -1,0 +1,123 @@
+"""The configuration of a run. Every default lives here (or in the signature of a model, data source or variant)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from anybit.errors import ConfigError
+from anybit.federated.server import ServerOptions
+from anybit.quant.grid import SiteKinds, check_bits
+from anybit.quant.ranges import RangeRule
+from anybit.quant.sites import SiteOptions
+from anybit.variants import Steps
+
+EngineName = Literal["auto", "sequential", "stacked"]
+
+
+def _at_least(least: float, **values: float) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise ConfigError(f"{name} = {value}: must be at least {least}")
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ConfigError(f"{name} = {value}: must be above 0")
+
+
+@dataclass(frozen=True)
+class Component:
+    """A model, data source, split or variant by name, with the arguments of the function behind the name.
+
+    The name is one of anybit's own, or 'package.module:function' for the user's.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict, metadata={"rest": True})
+
+
+@dataclass(frozen=True)
+class ClientOptions:
+    """Local training."""
+
+    lr: float = 0.05
+    batch_size: int = 64
+    epochs: int = 1
+    step_lr: float = 0.01
+    """Learning rate of learned steps (on log Δ)."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, batch_size=self.batch_size, epochs=self.epochs)
+        _positive(lr=self.lr, step_lr=self.step_lr)
+
+
+@dataclass(frozen=True)
+class RangeOptions:
+    """Where steps come from."""
+
+    weights: RangeRule | None = None
+    """Weight steps at the start; none: the variant's own rule (min-max for QAT and APQN, MSE for MQAT)."""
+    activations: RangeRule = "cover"
+    """Activation steps at the start, and when re-estimated for evaluation."""
+    evaluate: Steps | None = None
+    """Steps at evaluation; none: the variant's own choice."""
+    calibration_images: int = 64
+    """Training images on which activation ranges are measured."""
+    learned: bool = False
+    """Train the steps (LSQ), starting from the rules above."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, calibration_images=self.calibration_images)
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """When and at which widths the server model is evaluated on the whole test set."""
+
+    every: int = 100
+    bits: tuple[int, ...] = (32, 8, 6, 4, 3, 2)
+    sites: tuple[SiteKinds, ...] = ("W", "A", "WA")
+    """Sites of the grid at the end of the run; on the way only the variant's own."""
+    steps: tuple[Steps, ...] = ("table", "rule", "mse")
+    """Step rules of the grid at the end of the run."""
+    batch_size: int = 500
+
+    def __post_init__(self) -> None:
+        _at_least(1, every=self.every, batch_size=self.batch_size)
+        for bits in self.bits:
+            check_bits(bits)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run, completely: with the same config and the same machine it gives the same bytes."""
+
+    data: Component = Component("digits")
+    split: Component = Component("dirichlet")
+    model: Component = Component("resnet20")
+    variant: Component = Component("mqat")
+    rounds: int = 100
+    cohort: int = 10
+    seed: int = 1
+    weighting: Literal["uniform", "examples"] = "uniform"
+    """How deltas are averaged: 1/|S| (the paper's), or in proportion to each client's examples."""
+    client: ClientOptions = ClientOptions()
+    server: ServerOptions = ServerOptions()
+    sites: SiteOptions = SiteOptions()
+    ranges: RangeOptions = RangeOptions()
+    evaluation: EvaluationOptions = EvaluationOptions()
+    engine: EngineName = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    """CPU threads; none: torch's own choice. Results are bytewise the same only for the same number."""
+    checkpoint_every: int = 100
+
+    def __post_init__(self) -> None:
+        _at_least(1, rounds=self.rounds, cohort=self.cohort, checkpoint_every=self.checkpoint_every)
+        _at_least(0, seed=self.seed)
+        _positive(**{"server.lr": self.server.lr, "server.eps": self.server.eps})
+        if self.sites.first_last_bits is not None:
+            check_bits(self.sites.first_last_bits)

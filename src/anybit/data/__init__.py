@@ -1,0 +1,1 @@
+"""Data: sources, splits over clients, and batches on the training device."""

@@ -1,0 +1,104 @@
+"""Examples on the training device, and the checks that they can be trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anybit.errors import DataError
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs and targets, first dimension the example. Images may stay uint8; the pipeline makes floats of a batch."""
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def to(self, device: torch.device) -> Examples:
+        return Examples(self.x.to(device), self.y.to(device))
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """From stored inputs to what the model sees: uint8 to [0, 1], then (x − mean)/std per channel."""
+
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.uint8:
+            x = x.to(torch.float32) / 255
+        if self.mean is not None and self.std is not None:
+            shape = (-1, *[1] * (x.dim() - 2))
+            x = (x - torch.tensor(self.mean, device=x.device).reshape(shape)) \
+                / torch.tensor(self.std, device=x.device).reshape(shape)
+        return x
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set: what clients train on, what the server is evaluated on."""
+
+    train: Examples
+    test: Examples
+    pipeline: Pipeline = Pipeline()
+    class_names: tuple[str, ...] = ()
+
+    def to(self, device: torch.device) -> Data:
+        return replace(self, train=self.train.to(device), test=self.test.to(device))
+
+
+def channel_statistics(x: Tensor) -> Pipeline:
+    """The pipeline that gives these images mean 0 and standard deviation 1 per channel."""
+    x = Pipeline()(x).transpose(0, 1).flatten(1).double()
+    return Pipeline(tuple(x.mean(1).tolist()), tuple(x.std(1, correction=0).clamp_min(1e-12).tolist()))
+
+
+def as_examples(x: Any, y: Any, what: str) -> Examples:
+    """Arrays or tensors as examples, checked: equal lengths, at least one, no NaN or infinity."""
+    x, y = (torch.as_tensor(np.asarray(v) if not isinstance(v, Tensor) else v) for v in (x, y))
+    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
+        raise DataError(f"{what}: {tuple(x.shape)} inputs and {tuple(y.shape)} targets do not have the same length")
+    if not len(x):
+        raise DataError(f"{what} has no examples: drop it, or give it some")
+    for name, values in (("inputs", x), ("targets", y)):
+        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            bad = int((~torch.isfinite(values)).flatten(1).any(1).nonzero()[0]) if values.dim() > 1 else \
+                int((~torch.isfinite(values)).nonzero()[0])
+            raise DataError(f"{what}: the {name} of example {bad} hold NaN or infinity")
+    x = x.to(torch.float32) if x.is_floating_point() else x
+    return Examples(x, y.to(torch.float32) if y.is_floating_point() else y.to(torch.int64))
+
+
+def check_labels(examples: Examples, classes: int, what: str) -> None:
+    """Class labels must be 0 … classes − 1."""
+    if examples.y.is_floating_point() or examples.y.dim() != 1:
+        raise DataError(f"{what}: the default loss needs one whole-number label per example; pass your own loss")
+    bad = (examples.y < 0) | (examples.y >= classes)
+    if bool(bad.any()):
+        i = int(bad.nonzero()[0])
+        raise DataError(f"{what}: example {i} has label {int(examples.y[i])}, but the model's {classes} outputs allow "
+                        f"0…{classes - 1}")
+
+
+def check_split(split: Sequence[np.ndarray], examples: int) -> None:
+    """Every client has examples that exist, and no example is used twice."""
+    for client, index in enumerate(split):
+        if not len(index):
+            raise DataError(f"client {client} has no examples: use fewer clients or another split")
+    every = np.concatenate(list(split)) if len(split) else np.zeros(0, np.int64)
+    if not len(every):
+        raise DataError("the split has no clients")
+    if every.min() < 0 or every.max() >= examples:
+        raise DataError(f"the split names example {int(every.max())} of {examples}")
+    if len(np.unique(every)) != len(every):
+        raise DataError("the split gives an example to two clients")

@@ -1,0 +1,115 @@
+"""Evaluation of the server model: loss and metric on the whole test set, over widths and step rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from anybit.config import EvaluationOptions, RangeOptions
+from anybit.data.examples import Data
+from anybit.errors import ConfigError
+from anybit.objective import PerExample
+from anybit.quant.calibrate import activation_table, layer_health, weight_table
+from anybit.quant.grid import FLOAT, Width, rounding
+from anybit.quant.ranges import StepTable
+from anybit.quant.sites import SiteOptions, bind, prepare, quantizers
+from anybit.randomness import generator
+from anybit.variants import Steps, Variant
+
+Tensors = Mapping[str, Tensor]
+
+
+class Score(NamedTuple):
+    """Means over the test set."""
+
+    loss: float
+    metric: float
+
+
+def calibration_images(data: Data, count: int, seed: int) -> Tensor:
+    """Training images (never test images) on which activation ranges are measured."""
+    chosen = generator(seed, "calibration").permutation(len(data.train))[:count]
+    return data.pipeline(data.train.x[torch.from_numpy(chosen).to(data.train.x.device)])
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Everything that stays the same between evaluations of one run."""
+
+    model: nn.Module
+    variant: Variant
+    sites: SiteOptions
+    ranges: RangeOptions
+    options: EvaluationOptions
+    data: Data
+    images: Tensor
+    loss: PerExample
+    metric: PerExample
+
+    def start_table(self, w: Tensors) -> StepTable:
+        """The steps fixed at the start of the training, of all weights and activations."""
+        prepared = prepare(self.model, options=self.sites)
+        weights = weight_table(prepared, w, self.ranges.weights or self.variant.start, self.sites.per_channel)
+        return weights.merged(activation_table(self.model, self.sites, w, self.images, self.ranges.activations))
+
+    def table(self, w: Tensors, trained: StepTable, steps: Steps) -> StepTable:
+        """The steps by which `w` is quantized; `trained` is the table of the training."""
+        if steps == "table":
+            return trained
+        prepared = prepare(self.model, options=self.sites)
+        if steps == "rule":
+            bits = [b for b in self.variant.bits if b != FLOAT]
+            if not bits:
+                raise ConfigError(f"variant '{self.variant.name}' trains at no bit-width from which the step rule could "
+                                  "start: use steps 'mse', 'minmax' or 'cover'")
+            return trained.by_rule(min(bits), {name: site.grid for name, site in quantizers(prepared).items()})
+        weights = weight_table(prepared, w, steps, self.sites.per_channel)
+        return weights.merged(activation_table(self.model, self.sites, w, self.images, self.ranges.activations))
+
+    def score(self, w: Tensors, table: StepTable, widths: Sequence[Width]) -> dict[str, Score]:
+        """Loss and metric at every width."""
+        prepared = prepare(self.model, rounding, rounding, self.sites).eval()
+        return {str(width): self._score(prepared, w, table, width) for width in widths}
+
+    @torch.no_grad()
+    def _score(self, prepared: nn.Module, w: Tensors, table: StepTable, width: Width) -> Score:
+        test, total, size = self.data.test, torch.zeros(2, dtype=torch.float64), len(self.data.test)
+        zero = torch.zeros((), dtype=torch.int64, device=test.x.device)
+        buffers = bind(prepared, table.steps, torch.tensor(width, device=test.x.device),
+                       rows=torch.ones(1, device=test.x.device), key=zero, count=zero)
+        for start in range(0, size, self.options.batch_size):
+            part = slice(start, start + self.options.batch_size)
+            outputs = torch.func.functional_call(prepared, (dict(w), buffers), (self.data.pipeline(test.x[part]),))
+            for i, each in enumerate((self.loss, self.metric)):
+                total[i] += each(outputs, test.y[part]).double().sum().cpu()
+        return Score(float(total[0]) / size, float(total[1]) / size)
+
+    @property
+    def own_steps(self) -> Steps:
+        return self.ranges.evaluate or self.variant.evaluate
+
+    def own(self, w: Tensors, trained: StepTable) -> dict[str, Any]:
+        """The variant's own evaluation: its sites, its steps, all bit-widths, and how every layer fares at the lowest."""
+        table = self.table(w, trained, self.own_steps)
+        widths = [Width.of(self.variant.sites, b) for b in self.options.bits]
+        lowest = min(widths)
+        health = layer_health(self.model, self.sites, w, self.images, table, lowest)
+        return {"steps": self.own_steps,
+                "scores": {name: score._asdict() for name, score in self.score(w, table, widths).items()},
+                "layers_at": str(lowest), "layers": {name: h._asdict() for name, h in health.items()}}
+
+    def grid(self, w: Tensors, trained: StepTable) -> dict[str, Any]:
+        """All widths × step rules: {steps: {width: score}}."""
+        widths = list(dict.fromkeys(Width.of(sites, b) for sites in self.options.sites for b in self.options.bits))
+        return {steps: {name: s._asdict() for name, s in self.score(w, self.table(w, trained, steps), widths).items()}
+                for steps in self.grid_steps()}
+
+    def grid_steps(self) -> list[Steps]:
+        """The step rules that make sense for the variant: one that trains in full precision has no table of its own."""
+        quantized = any(b != FLOAT for b in self.variant.bits)
+        wanted: list[Steps] = [self.own_steps, *self.options.steps]
+        return [s for s in dict.fromkeys(wanted) if quantized or s not in ("table", "rule")]

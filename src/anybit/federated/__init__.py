@@ -1,0 +1,1 @@
+"""The federated algorithm: rounds, server optimizers, cohorts and keyed randomness."""

@@ -1,0 +1,87 @@
+"""The cohort of a round: who takes part, at which width, and on which batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anybit.quant.grid import Width
+from anybit.randomness import generator, key
+
+
+class Batch(NamedTuple):
+    """ξ: one mini-batch of one client. Padding rows have rows = 0; a padded step has real = 0 and changes nothing."""
+
+    index: Tensor
+    rows: Tensor
+    real: Tensor
+    key: Tensor
+    step: Tensor
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients of one round; tensors have the client as first dimension, batches (client, step, row)."""
+
+    round: int
+    clients: tuple[int, ...]
+    widths: tuple[Width, ...]
+    examples: tuple[int, ...]
+    """How many examples each client has."""
+    width_bits: Tensor
+    index: Tensor
+    rows: Tensor
+    keys: Tensor
+
+    @property
+    def steps(self) -> int:
+        return self.index.shape[1]
+
+    def batches(self, client: int) -> list[Batch]:
+        """The batches of one client, as it would see them alone: no padding."""
+        out = []
+        for k in range(self.steps):
+            n = int(self.rows[client, k].sum())
+            if n:
+                ones = torch.ones(n, device=self.index.device)
+                out.append(Batch(self.index[client, k, :n], ones, ones[0], self.keys[client], self._count(k)))
+        return out
+
+    def stacked_batch(self, k: int) -> Batch:
+        """Step k of all clients at once, padded."""
+        rows = self.rows[:, k]
+        count = self._count(k).expand(len(self.clients))
+        return Batch(self.index[:, k], rows, rows.amax(1), self.keys, count)
+
+    def _count(self, k: int) -> Tensor:
+        return torch.full((), k, dtype=torch.int64, device=self.index.device)
+
+
+def sample_clients(seed: int, round: int, clients: int, size: int) -> tuple[int, ...]:
+    """S_t: `size` of the clients, uniformly without replacement."""
+    return tuple(int(i) for i in generator(seed, "cohort", round).choice(clients, size, replace=False))
+
+
+def build_cohort(seed: int, round: int, clients: Sequence[int], widths: Sequence[Width],
+                 split: Sequence[np.ndarray], batch_size: int, epochs: int, device: torch.device) -> Cohort:
+    """Draw every client's batch order and lay the batches out as (client, step, row), padded to the longest client."""
+    orders = []
+    for client in clients:
+        draw = generator(seed, "order", round, client)
+        orders.append([np.array_split(order, range(batch_size, len(order), batch_size))
+                       for order in (split[client][draw.permutation(len(split[client]))] for _ in range(epochs))])
+    plans = [[batch for epoch in epochs_of for batch in epoch] for epochs_of in orders]
+    shape = (len(clients), max(map(len, plans)), max(len(batch) for plan in plans for batch in plan))
+    index, rows = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+    for i, plan in enumerate(plans):
+        for k, batch in enumerate(plan):
+            index[i, k, :len(batch)], rows[i, k, :len(batch)] = batch, 1
+    keys = [key(seed, "client", round, client) for client in clients]
+    return Cohort(round, tuple(clients), tuple(widths), tuple(len(split[c]) for c in clients),
+                  torch.tensor(widths, device=device), torch.from_numpy(index).to(device),
+                  torch.from_numpy(rows).to(device), torch.tensor(keys, device=device))

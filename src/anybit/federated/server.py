@@ -1,0 +1,80 @@
+"""Server optimizers (Reddi et al., Adaptive Federated Optimization): each is init and step, the step count a tensor.
+
+All maximize along the mean delta Δ_t, that is, they treat −Δ_t as the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+OptimizerName = Literal["sgd", "adam", "adagrad", "yogi"]
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The server's optimizer. Adam with bias correction is what all of the paper's experiments use."""
+
+    optimizer: OptimizerName = "adam"
+    lr: float = 1e-3
+    eps: float = 1e-8
+    beta1: float = 0.9
+    beta2: float = 0.999
+
+
+@dataclass(frozen=True)
+class Server:
+    """init(w) → state; step(state, w, delta) → (state, w)."""
+
+    init: Callable[[Tensors], dict[str, Tensor]]
+    step: Callable[[Tensors, Tensors, Tensors], tuple[dict[str, Tensor], dict[str, Tensor]]]
+
+
+def server(options: ServerOptions) -> Server:
+    """The optimizer that `options` describes."""
+    if options.optimizer == "sgd":
+        return Server(lambda w: {}, lambda state, w, delta: ({}, {n: w[n] + options.lr * delta[n] for n in w}))
+    second = {"adam": _adam, "adagrad": _adagrad, "yogi": _yogi}[options.optimizer]
+
+    def init(w: Tensors) -> dict[str, Tensor]:
+        device = next(iter(w.values())).device
+        state = {f"{moment}/{n}": torch.zeros_like(p) for moment in ("m", "v") for n, p in w.items()}
+        return {**state, "count": torch.zeros((), device=device)}
+
+    def step(state: Tensors, w: Tensors, delta: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        count = state["count"] + 1
+        new, out = {"count": count}, {}
+        for n in w:
+            m = options.beta1 * state[f"m/{n}"] + (1 - options.beta1) * delta[n]
+            v, m_hat, v_hat = second(options, count, m, state[f"v/{n}"], delta[n])
+            new[f"m/{n}"], new[f"v/{n}"] = m, v
+            out[n] = w[n] + options.lr * m_hat / (v_hat.sqrt() + options.eps)
+        return new, out
+
+    return Server(init, step)
+
+
+Moments = tuple[Tensor, Tensor, Tensor]
+
+
+def _adam(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> Moments:
+    """v ← β₂v + (1−β₂)Δ², both moments divided by 1 − βᵗ."""
+    v = o.beta2 * v + (1 - o.beta2) * delta**2
+    return v, m / (1 - o.beta1**count), v / (1 - o.beta2**count)
+
+
+def _adagrad(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> Moments:
+    """v ← v + Δ²."""
+    v = v + delta**2
+    return v, m, v
+
+
+def _yogi(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> Moments:
+    """v ← v − (1−β₂)Δ²·sign(v − Δ²)."""
+    v = v - (1 - o.beta2) * delta**2 * torch.sign(v - delta**2)
+    return v, m, v

@@ -1,0 +1,77 @@
+"""ResNet-20 (He et al.'s CIFAR network) and ResNet-18, with GroupNorm in place of BatchNorm."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Shortcut = Literal["A", "B"]
+Init = Literal["torch", "he"]
+
+
+class Block(nn.Module):
+    """conv – norm – ReLU – conv – norm, plus the shortcut, then ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, groups: int, shortcut: Shortcut) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.GroupNorm(groups, outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.GroupNorm(groups, outputs)
+        self.stride, self.grown = stride, outputs - inputs
+        self.project: nn.Module | None = None
+        if shortcut == "B" and (stride > 1 or self.grown):
+            self.project = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(groups, outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        y = self.norm2(self.conv2(y))
+        if self.project is not None:
+            return F.relu(y + self.project(x))
+        if self.stride > 1 or self.grown:
+            # Option A: every other pixel, and new channels of zeros on both sides.
+            x = F.pad(x[:, :, ::self.stride, ::self.stride], (0, 0, 0, 0, self.grown // 2, self.grown - self.grown // 2))
+        return F.relu(y + x)
+
+
+class ResNet(nn.Module):
+    """A 3×3 stem, stages of blocks that halve the image and widen the channels, global average pooling, one linear."""
+
+    def __init__(self, in_channels: int, classes: int, widths: tuple[int, ...], blocks: int, groups: int,
+                 shortcut: Shortcut) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(in_channels, widths[0], 3, 1, 1, bias=False)
+        self.norm = nn.GroupNorm(groups, widths[0])
+        inputs, stages = widths[0], []
+        for stage, outputs in enumerate(widths):
+            for block in range(blocks):
+                stages.append(Block(inputs, outputs, 2 if stage and not block else 1, groups, shortcut))
+                inputs = outputs
+        self.blocks = nn.Sequential(*stages)
+        self.head = nn.Linear(inputs, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.stem(x)))
+        out: Tensor = self.head(self.blocks(x).mean((2, 3)))
+        return out
+
+
+def resnet20(in_channels: int = 3, classes: int = 10, groups: int = 2, shortcut: Shortcut = "A",
+             init: Init = "torch") -> nn.Module:
+    """ResNet-20 for small images: 3 stages × 3 blocks of 16, 32, 64 channels; 269,722 parameters for CIFAR-10."""
+    return _initialized(ResNet(in_channels, classes, (16, 32, 64), 3, groups, shortcut), init)
+
+
+def resnet18(in_channels: int = 3, classes: int = 200, groups: int = 2, init: Init = "torch") -> nn.Module:
+    """ResNet-18 for 64×64 images: 4 stages × 2 blocks of 64…512 channels, no pooling after a 3×3 stem."""
+    return _initialized(ResNet(in_channels, classes, (64, 128, 256, 512), 2, groups, "B"), init)
+
+
+def _initialized(model: nn.Module, init: Init) -> nn.Module:
+    if init == "he":
+        for layer in model.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return model

@@ -1,0 +1,77 @@
+"""The client's loss: what a variant makes of the user's model, data and loss function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anybit.data.examples import Data
+from anybit.errors import ConfigError
+from anybit.federated.algorithm import LOG_STEP, Loss, Tensors
+from anybit.federated.cohort import Batch
+from anybit.quant.grid import limits
+from anybit.quant.ranges import StepTable, all_bits
+from anybit.quant.sites import bind, observed, quantizers, weight_sites
+from anybit.variants import Variant, Weights
+
+PerExample = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) → one value per example."""
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """−log p(target), per example: the default loss."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """100 where the largest output is the target's, else 0: the default metric, in percent."""
+    return 100.0 * (outputs.argmax(1) == targets)
+
+
+def client_loss(prepared: nn.Module, variant: Variant, table: StepTable, data: Data, loss: PerExample,
+                step_scale: Mapping[str, Tensor]) -> Loss:
+    """f*(w; ξ) at a width: mean loss over the real rows of the batch with quantized tensors, plus the penalties."""
+    parameter_of = weight_sites(prepared)
+
+    def value(w: Tensors, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
+        parameters = {n: p for n, p in w.items() if not n.startswith(LOG_STEP)}
+        steps = {**table.steps, **_learned_steps(w, step_scale)}
+        tensors = parameters | bind(prepared, steps, width, rows=xi.rows, key=xi.key, count=xi.step)
+        outputs = torch.func.functional_call(prepared, tensors, (data.pipeline(data.train.x[xi.index]),))
+        each = loss(outputs, data.train.y[xi.index])
+        if each.shape != xi.rows.shape:
+            raise ConfigError(f"loss must return one value per example, shape {tuple(xi.rows.shape)}, but returned "
+                              f"{tuple(each.shape)}: use reduction='none'")
+        mean = (each * xi.rows).sum() / xi.rows.sum().clamp_min(1)
+        seen = Weights(parameters, {site: parameters[name] for site, name in parameter_of.items()}, observed(tensors))
+        return mean + sum((penalty(seen) for penalty in variant.penalties), mean.new_zeros(())), mean.detach()
+
+    return value
+
+
+def _learned_steps(w: Tensors, scale: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Δ = exp(log Δ), with the gradient of log Δ scaled by 1/√(N·high)."""
+    out = {}
+    for name, log_step in w.items():
+        if name.startswith(LOG_STEP):
+            site = name.removeprefix(LOG_STEP)
+            scaled = log_step * scale[site]
+            out[site] = torch.exp(scaled + (log_step - scaled).detach())
+    return out
+
+
+def learned_step_scale(prepared: nn.Module, w: Tensors, features: Mapping[str, Tensor],
+                       table: StepTable) -> dict[str, Tensor]:
+    """LSQ's gradient scale per site and bit-width: 1/√(N·high), N the size of the weight or of one image's activation."""
+    out = {}
+    for name, site in quantizers(prepared).items():
+        if site.transform is None:
+            continue
+        size = float(w[weight_sites(prepared)[name]].numel() if site.kind == "weights" else features[name])
+        steps = table.steps[name]
+        high = limits(all_bits(steps.device), site.grid)[1].reshape(-1, *[1] * (steps.dim() - 1))
+        out[name] = (size * high) ** -0.5
+    return out

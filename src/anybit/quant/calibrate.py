@@ -1,0 +1,133 @@
+"""Steps of a whole model: weights from their values, activations from what training images make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from anybit.errors import ModelError
+from anybit.quant import ranges
+from anybit.quant.grid import BITS, FLOAT, Grid, limits, quantize
+from anybit.quant.penalty import kurtosis
+from anybit.quant.ranges import RangeRule, StepTable
+from anybit.quant.sites import Observer, SiteOptions, bind, observed, prepare, quantizers, weight_sites
+
+Tensors = Mapping[str, Tensor]
+
+
+def weight_table(prepared: nn.Module, w: Tensors, rule: RangeRule, per_channel: bool) -> StepTable:
+    """The steps of every weight site, estimated from the weights `w`."""
+    with torch.no_grad():
+        return StepTable({site: ranges.weight_steps(w[name].detach(), rule, quantizers(prepared)[site].grid, per_channel)
+                          for site, name in weight_sites(prepared).items()})
+
+
+class ActivationRange(NamedTuple):
+    """What one activation site saw."""
+
+    low: Tensor
+    high: Tensor
+    mean: Tensor
+    """Mean of |x|."""
+    features: Tensor
+    """Values per image."""
+
+
+def _fold_range(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
+    """(calls, min, max, sum |x|, values, rows)."""
+    size = torch.tensor(float(x.numel()), device=x.device)
+    return torch.stack([seen[0] + 1, torch.minimum(seen[1], x.min()), torch.maximum(seen[2], x.max()),
+                        seen[3] + x.abs().sum(), seen[4] + size, seen[5] + rows.sum()])
+
+
+def activation_ranges(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor) -> dict[str, ActivationRange]:
+    """Run the images through the model in full precision and see what passes every activation site.
+
+    A layer that the images never reach is an error: its weight would be trained but never seen quantized.
+    """
+    initial = torch.tensor([0.0, torch.inf, -torch.inf, 0.0, 0.0, 0.0])
+    prepared = prepare(model, options=options).eval()
+    sites = quantizers(prepared, "activations")
+    for site in sites.values():
+        site.observer = Observer(initial, _fold_range)
+    seen = _observe(prepared, w, {}, [images])
+    for name in sites:
+        if seen[name][0] == 0:
+            layer = name.removesuffix(".input_quantizer")
+            raise ModelError(f"layer '{layer}' is never called in forward (is its weight used functionally?): call it, "
+                             "remove it, or name it in full_precision")
+    return {name: ActivationRange(s[1], s[2], s[3] / s[4], s[4] / s[5]) for name, s in seen.items()}
+
+
+def activation_table(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor, rule: RangeRule) -> StepTable:
+    """The steps of every activation site, estimated on `images` with the full-precision model."""
+    seen = activation_ranges(model, options, w, images)
+    grid = options.activation_grid
+    if rule == "minmax":
+        return StepTable({name: ranges.minmax_steps(r.low, r.high, grid) for name, r in seen.items()})
+    if rule == "cover":
+        return StepTable({name: ranges.cover_steps(r.low, r.high, grid) for name, r in seen.items()})
+    if rule == "lsq":
+        return StepTable({name: ranges.lsq_steps(r.mean, grid) for name, r in seen.items()})
+    candidates = {name: ranges.candidate_steps(r.low, r.high, grid) for name, r in seen.items()}
+    prepared = prepare(model, options=options).eval()
+    for name, site in quantizers(prepared, "activations").items():
+        site.observer = _error_observer(candidates[name], site.grid)
+    errors = _observe(prepared, w, {}, [images])
+    return StepTable({name: ranges.best_steps(candidates[name], errors[name]) for name in candidates})
+
+
+def _error_observer(candidates: Tensor, grid_name: ranges.GridName) -> Observer:
+    """The squared rounding error of what passes, for every candidate step and bit-width."""
+    def fold(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
+        rows_of = [[((quantize(x, Grid(step, *limits(torch.tensor(b, device=x.device), grid_name))) - x) ** 2).sum()
+                    for b, step in zip(BITS, row, strict=True)] for row in candidates]
+        return seen + torch.stack([torch.stack(row) for row in rows_of])
+    return Observer(torch.zeros_like(candidates), fold)
+
+
+class LayerHealth(NamedTuple):
+    """How one site fares: kurtosis, and the share of values outside the grid at a width."""
+
+    kurtosis: float
+    saturation: float
+
+
+def _fold_health(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
+    """(sum of kurtosis, sum of the saturated share, calls)."""
+    level = torch.round(x / grid.step)
+    outside = ((level < grid.low) | (level > grid.high)).float().mean()
+    return seen + torch.stack([kurtosis(x), outside, torch.ones_like(outside)])
+
+
+def layer_health(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor, table: StepTable,
+                 width: tuple[int, int]) -> dict[str, LayerHealth]:
+    """Kurtosis and saturation of every weight and activation at `width`, on training images."""
+    prepared = prepare(model, options=options).eval()
+    for site in quantizers(prepared).values():
+        site.observer = Observer(torch.zeros(3), _fold_health)
+    seen = _observe(prepared, w, table.steps, [images], width)
+    health = {}
+    for name, (peak, outside, calls) in ((n, s.tolist()) for n, s in seen.items()):
+        quantized = width[0 if name.endswith("weight_quantizer") else 1] != FLOAT
+        health[name] = LayerHealth(peak / calls, outside / calls if quantized else 0.0)
+    return health
+
+
+@torch.no_grad()
+def _observe(prepared: nn.Module, w: Tensors, steps: Tensors, batches: Iterable[Tensor],
+             width: tuple[int, int] = (FLOAT, FLOAT)) -> dict[str, Tensor]:
+    """Fold the observers of a prepared model over batches of images."""
+    seen: dict[str, Tensor] = {}
+    for x in batches:
+        zero = torch.zeros((), dtype=torch.int64, device=x.device)
+        buffers = bind(prepared, steps, torch.tensor(width, device=x.device),
+                       rows=torch.ones(x.shape[0], device=x.device), key=zero, count=zero)
+        buffers |= {f"{name}.observed": value for name, value in seen.items()}
+        tensors = {**w, **buffers}
+        torch.func.functional_call(prepared, tensors, (x,))
+        seen = observed(tensors)
+    return seen

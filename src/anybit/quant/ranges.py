@@ -1,0 +1,144 @@
+"""Where the steps come from: min-max, covering and MSE-optimal, and the table that travels with the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from anybit.errors import RunError
+from anybit.quant.grid import BITS, Grid, GridName, levels, limits, quantize, step_rule
+
+RangeRule = Literal["minmax", "cover", "mse", "lsq"]
+"""minmax: (2^b−1)·Δ_b = max − min · cover: the smallest Δ_b that clips nothing · mse: least squared error ·
+lsq: Δ_b = 2·mean|x|/√high, where learned step size quantization starts."""
+
+CANDIDATES = 100
+"""Steps tried per bit-width by the MSE search: fractions of the min-max step, evenly spaced up to 1.5.
+
+On the full grid a tensor whose largest value is positive needs 1.5 times the min-max step at 2 bits to fit.
+"""
+
+
+def all_bits(device: torch.device) -> Tensor:
+    return torch.arange(BITS[0], BITS[-1] + 1, device=device)
+
+
+def _like(column: Tensor, shape: torch.Size) -> Tensor:
+    """Reshape (BITS,) to broadcast against (BITS, *shape)."""
+    return column.reshape(-1, *[1] * len(shape))
+
+
+def minmax_steps(low: Tensor, high: Tensor, grid: GridName) -> Tensor:
+    """Δ_b = (max − min)/(2^b − 1) for every b in BITS; `low` and `high` per tensor or per channel."""
+    return _positive(low, high, (high - low) / _like(levels(all_bits(low.device), grid), low.shape))
+
+
+def cover_steps(low: Tensor, high: Tensor, grid: GridName) -> Tensor:
+    """The smallest Δ_b with low·Δ_b ≤ min and max ≤ high·Δ_b: nothing is clipped."""
+    bottom, top = (_like(limit, low.shape) for limit in limits(all_bits(low.device), grid))
+    down = torch.where(bottom < 0, -low.clamp(max=0) / bottom.abs().clamp_min(1), torch.zeros_like(bottom))
+    return _positive(low, high, torch.maximum(down, high.clamp(min=0) / top))
+
+
+def lsq_steps(mean: Tensor, grid: GridName) -> Tensor:
+    """Δ_b = 2·mean|x|/√(2^(b−1) − 1)."""
+    steps = 2 * mean / _like(limits(all_bits(mean.device), grid)[1], mean.shape).sqrt()
+    return _positive(-mean, mean, steps)
+
+
+def _positive(low: Tensor, high: Tensor, steps: Tensor) -> Tensor:
+    """A tensor of one single value has no range: take that value (or 1 for zeros) as the step, which represents it."""
+    largest = torch.maximum(low.abs(), high.abs())
+    return torch.where(steps > 0, steps, torch.where(largest > 0, largest, torch.ones_like(largest)))
+
+
+def candidate_steps(low: Tensor, high: Tensor, grid: GridName) -> Tensor:
+    """The steps that the MSE search tries: (CANDIDATES, BITS, …)."""
+    fraction = torch.arange(1, CANDIDATES + 1, device=low.device) * (1.5 / CANDIDATES)
+    steps = minmax_steps(low, high, grid)
+    return fraction.reshape(-1, *[1] * steps.dim()) * steps
+
+
+def best_steps(candidates: Tensor, errors: Tensor) -> Tensor:
+    """Pick, per bit-width (and channel), the candidate of least error."""
+    best = errors.argmin(0, keepdim=True)
+    return candidates.gather(0, best).squeeze(0)
+
+
+def weight_range(w: Tensor, per_channel: bool) -> tuple[Tensor, Tensor]:
+    """(min, max) of a weight: scalars, or shaped (C, 1, …) for one step per output channel."""
+    if not per_channel:
+        return w.min(), w.max()
+    shape = (w.shape[0], *[1] * (w.dim() - 1))
+    flat = w.reshape(w.shape[0], -1)
+    return flat.amin(1).reshape(shape), flat.amax(1).reshape(shape)
+
+
+def weight_steps(w: Tensor, rule: RangeRule, grid: GridName, per_channel: bool = False) -> Tensor:
+    """Δ_b of one weight tensor for every b in BITS: (7,), or (7, C, 1, …) per channel."""
+    low, high = weight_range(w, per_channel)
+    if rule == "minmax":
+        return minmax_steps(low, high, grid)
+    if rule == "cover":
+        return cover_steps(low, high, grid)
+    if rule == "lsq":
+        return lsq_steps(w.abs().flatten(1).mean(1).reshape(low.shape) if per_channel else w.abs().mean(), grid)
+    candidates = candidate_steps(low, high, grid)
+    errors = torch.stack([torch.stack([_squared_error(w, step, bits, grid, per_channel)
+                                       for bits, step in zip(BITS, row, strict=True)]) for row in candidates])
+    return best_steps(candidates, errors)
+
+
+def _squared_error(w: Tensor, step: Tensor, bits: int, grid: GridName, per_channel: bool) -> Tensor:
+    gap = (quantize(w, Grid(step, *limits(torch.tensor(bits, device=w.device), grid))) - w) ** 2
+    return gap.flatten(1).sum(1).reshape(step.shape) if per_channel else gap.sum()
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Δ of every site at every bit-width: {site: tensor with BITS as first dimension}. Saved with the model."""
+
+    steps: Mapping[str, Tensor]
+
+    def by_rule(self, base: int, grids: Mapping[str, GridName]) -> StepTable:
+        """The table whose every entry follows from the steps at `base` bits by the step rule."""
+        table = {}
+        for site, steps in self.steps.items():
+            at_base = steps[BITS.index(base)]
+            table[site] = step_rule(at_base, base, _like(all_bits(steps.device), at_base.shape), grids[site])
+        return StepTable(table)
+
+    def merged(self, other: StepTable) -> StepTable:
+        """This table with the sites of `other` added or replaced."""
+        return StepTable({**self.steps, **other.steps})
+
+    def to(self, device: torch.device) -> StepTable:
+        return StepTable({site: steps.to(device) for site, steps in self.steps.items()})
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        """{site: {bits: step, or steps per channel}}; float32 values survive the round trip exactly."""
+        return {site: {str(b): _plain(row) for b, row in zip(BITS, steps.cpu(), strict=True)}
+                for site, steps in self.steps.items()}
+
+    @staticmethod
+    def from_json(table: Any, shapes: Mapping[str, tuple[int, ...]]) -> StepTable:
+        """Read what `to_json` wrote; `shapes` gives the shape of one step of each site (() per tensor)."""
+        steps = {}
+        for site, shape in shapes.items():
+            try:
+                rows = [torch.tensor(table[site][str(b)], dtype=torch.float32).reshape(shape) for b in BITS]
+            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+                raise RunError(f"step table: site '{site}' is missing or malformed ({error})") from None
+            steps[site] = torch.stack(rows)
+            if not bool((torch.isfinite(steps[site]) & (steps[site] > 0)).all()):
+                raise RunError(f"step table: site '{site}' has a step that is not a positive number")
+        return StepTable(steps)
+
+
+def _plain(row: Tensor) -> Any:
+    values: Any = row.flatten().tolist() if row.dim() else float(row)
+    return values

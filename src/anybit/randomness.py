@@ -1,0 +1,51 @@
+"""Keyed randomness: every draw is a function of (seed, round, client, purpose) and nothing else.
+
+Host draws (cohorts, widths, batch order, splits) come from a numpy generator started at the key. Device draws (noise,
+dropout, augmentation) are a counter-based hash written in tensor operations, so that a loop, vmap, worker processes,
+CPU and GPU all see the same numbers, and a resumed run sees those of the run that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_WORD = 0xFFFFFFFF
+
+
+def key(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
+    """A 63-bit integer that stands for (seed, round, client, purpose)."""
+    digest = hashlib.blake2b(f"{seed}/{round}/{client}/{purpose}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
+    """A numpy generator for draws on the host."""
+    return np.random.Generator(np.random.Philox(key=key(seed, purpose, round, client)))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A 32-bit integer hash in int64: both factors are below 2³¹, so no product overflows."""
+    x = x ^ (x >> 16)
+    x = (x * 0x21F0AAAD) & _WORD
+    x = x ^ (x >> 15)
+    x = (x * 0x735A2D97) & _WORD
+    return x ^ (x >> 15)
+
+
+def uniform(key: Tensor, step: Tensor, site: int, shape: Sequence[int]) -> Tensor:
+    """U[0, 1) in float32, a function of (key, step, site, position) alone.
+
+    key: a scalar from `key()` · step: the local step · site: which tensor of the model is being drawn for.
+    """
+    lane = _mix((key & _WORD) ^ _mix(step.to(torch.int64) ^ (site * 0x9E3779B1 & _WORD)))
+    count = 1
+    for size in shape:
+        count *= size
+    position = torch.arange(count, device=key.device).reshape(tuple(shape))
+    word = _mix(_mix(position ^ lane) ^ (key >> 32))
+    return (word >> 8).to(torch.float32) * 2.0**-24

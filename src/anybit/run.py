@@ -1,0 +1,254 @@
+"""The round loop: joins the federated algorithm and an engine, evaluates, checkpoints, and reports what happens."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anybit.config import Config
+from anybit.data.examples import Data, check_labels, check_split
+from anybit.engines import ENGINES
+from anybit.errors import ConfigError, Diverged, Interrupted, ModelError
+from anybit.evaluate import Evaluator, calibration_images
+from anybit.federated.algorithm import LOG_STEP, State, client_update, client_weighting, federated_round
+from anybit.federated.cohort import Cohort, build_cohort, sample_clients
+from anybit.federated.server import server
+from anybit.folder import RunFolder
+from anybit.objective import PerExample, accuracy, client_loss, cross_entropy, learned_step_scale
+from anybit.quant.calibrate import activation_ranges
+from anybit.quant.ranges import StepTable
+from anybit.quant.sites import prepare, quantizers
+from anybit.variants import Variant
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained: the objects behind a config."""
+
+    model: nn.Module
+    variant: Variant
+    data: Data
+    split: Sequence[np.ndarray]
+    loss: PerExample = cross_entropy
+    metric: PerExample = accuracy
+
+
+@dataclass
+class Progress:
+    """What happened in a round, for whoever watches."""
+
+    round: int
+    rounds: int
+    loss: float
+    evaluation: dict[str, Any] | None
+    seconds: float
+
+
+@dataclass
+class Watch:
+    """How the outside follows and stops a run."""
+
+    on_round: Callable[[Progress], None] = lambda progress: None
+    on_message: Callable[[str], None] = lambda text: None
+    stop: bool = field(default=False)
+    """Set to end the run after the current round, with a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a run gives."""
+
+    w: dict[str, Tensor]
+    table: StepTable
+    evaluation: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+
+def pick_device(name: str) -> torch.device:
+    """The device a config names; auto: the GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device = '{name}' cannot be used here ({str(error).splitlines()[0]}): try device=cpu") from None
+    return device
+
+
+def pick_engine(name: str, device: torch.device) -> str:
+    """auto: stacked on a GPU, sequential on a CPU."""
+    return name if name != "auto" else ("sequential" if device.type == "cpu" else "stacked")
+
+
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """w: the parameters that clients train, by name."""
+    w = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    if not w:
+        raise ModelError("the model has no parameter that requires a gradient: nothing can be trained")
+    return w
+
+
+class Run:
+    """One training, from round 0 or from a checkpoint."""
+
+    def __init__(self, task: Task, config: Config, folder: RunFolder | None = None, watch: Watch | None = None) -> None:
+        self.task, self.config, self.folder, self.watch = task, config, folder, watch or Watch()
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        self.device = pick_device(config.device)
+        self.map_clients = ENGINES[pick_engine(config.engine, self.device)]
+        self.data = task.data.to(self.device)
+        self.model = task.model.to(self.device)
+        self.server = server(config.server)
+        self.metrics: list[dict[str, Any]] = []
+        self._check()
+        images = calibration_images(self.data, config.ranges.calibration_images, config.seed)
+        self.evaluator = Evaluator(self.model, task.variant, config.sites, config.ranges, config.evaluation, self.data,
+                                   images, task.loss, task.metric)
+
+    def _check(self) -> None:
+        """Everything that can be known to be wrong before the first round."""
+        split = self.task.split
+        check_split(split, len(self.data.train))
+        if self.config.cohort > len(split):
+            raise ConfigError(f"cohort = {self.config.cohort}, but there are only {len(split)} clients")
+        prepared = prepare(self.model, options=self.config.sites).eval()
+        with torch.no_grad():
+            outputs = prepared(self.data.pipeline(self.data.train.x[:1]))
+        if self.task.loss is cross_entropy:
+            check_labels(self.data.train, outputs.shape[1], "training data")
+            check_labels(self.data.test, outputs.shape[1], "test data")
+
+    def start(self) -> tuple[int, State, StepTable]:
+        """Round 0: the initial weights, and the steps that are fixed (or learned) from now on."""
+        w = trainable(self.model)
+        table = self.evaluator.start_table(w)
+        state = State(w, self.server.init(w))
+        if self.config.ranges.learned:
+            prepared = self._prepared()
+            learned = {f"{LOG_STEP}{name}": table.steps[name].log() for name, site in quantizers(prepared).items()
+                       if site.transform is not None}
+            if not learned:
+                raise ConfigError(f"ranges.learned: variant '{self.task.variant.name}' quantizes nothing while training")
+            state = State({**w, **learned}, state.optimizer)
+        return 0, state, table
+
+    def restore(self) -> tuple[int, State, StepTable]:
+        """The newest checkpoint of the folder, or round 0 if there is none yet."""
+        assert self.folder is not None
+        checkpoints = self.folder.checkpoints()
+        if not checkpoints:
+            self.folder.clear_logs()
+            return self.start()
+        checkpoint = self.folder.load_checkpoint(checkpoints[-1], self.device)
+        self.folder.rewind_logs(checkpoint)
+        self.metrics = self.folder.lines("metrics")
+        return checkpoint.round, checkpoint.state, checkpoint.table
+
+    def _prepared(self) -> nn.Module:
+        """The model as clients train it."""
+        variant = self.task.variant
+        prepared = prepare(self.model, variant.transform if "W" in variant.sites else None,
+                           variant.transform if "A" in variant.sites else None, self.config.sites, variant.dropout)
+        if variant.observer is not None:
+            for site in quantizers(prepared, "activations").values():
+                site.observer = variant.observer
+        return prepared
+
+    def train(self, resume: bool = False) -> Trained:
+        """Train to the end, evaluate the full grid, and (with a folder) write everything down."""
+        round, state, table = self.restore() if resume else self.start()
+        update = self._client_update(state, table)
+        while round < self.config.rounds:
+            started = time.perf_counter()
+            state, losses, cohort = self._round(round, state, update)
+            loss = self._mean_loss(losses, cohort)
+            round += 1
+            last = round == self.config.rounds
+            evaluation = None
+            if last or round % self.config.evaluation.every == 0:
+                evaluation = self.evaluator.own(weights(state), learned_table(state, table))
+            self._log({"round": round, "loss": loss, **({"evaluation": evaluation} if evaluation else {})})
+            seconds = time.perf_counter() - started
+            if self.folder:
+                self.folder.append("timing", {"round": round, "seconds": seconds})
+                if last or self.watch.stop or round % self.config.checkpoint_every == 0:
+                    self.folder.save_checkpoint(round, state, table)
+            self.watch.on_round(Progress(round, self.config.rounds, loss, evaluation, seconds))
+            if self.watch.stop and not last:
+                raise Interrupted(self._stopped(round))
+        return self._finish(weights(state), learned_table(state, table))
+
+    def _stopped(self, round: int) -> str:
+        if self.folder is None:
+            return f"stopped after round {round}"
+        return f"stopped after round {round}; continue with: anybit resume {self.folder.path}"
+
+    def _client_update(self, state: State, table: StepTable) -> Callable[..., Any]:
+        """Algorithm 1 and 2's client, with this run's loss and learning rates."""
+        config, prepared = self.config, self._prepared()
+        scale = {}
+        if config.ranges.learned:
+            seen = activation_ranges(self.model, config.sites, trainable(self.model), self.evaluator.images)
+            scale = learned_step_scale(prepared, state.w, {n: r.features for n, r in seen.items()}, table)
+        loss = client_loss(prepared, self.task.variant, table, self.data, self.task.loss, scale)
+        lr = {n: config.client.step_lr if n.startswith(LOG_STEP) else config.client.lr for n in state.w}
+        return functools.partial(client_update, loss=loss, lr=lr)
+
+    def _round(self, round: int, state: State, update: Callable[..., Any]) -> tuple[State, Tensor, Cohort]:
+        config, split = self.config, self.task.split
+        clients = sample_clients(config.seed, round, len(split), config.cohort)
+        widths = self.task.variant.widths_of(config.seed, round, clients)
+        cohort = build_cohort(config.seed, round, clients, widths, split, config.client.batch_size,
+                              config.client.epochs, self.device)
+        weighting = client_weighting(cohort, config.weighting == "examples")
+        new, losses = federated_round(state, cohort, update, self.server, self.map_clients, weighting)
+        return new, losses, cohort
+
+    def _mean_loss(self, losses: Tensor, cohort: Cohort) -> float:
+        """Mean over the real steps of the cohort; a loss that is not finite ends the run by name."""
+        real = cohort.rows.amax(2)
+        if not bool(torch.isfinite(losses).all()):
+            i, k = (int(n) for n in (~torch.isfinite(losses)).nonzero()[0])
+            raise Diverged(f"the loss is {float(losses[i, k])} in round {cohort.round + 1}, client {cohort.clients[i]}, "
+                           f"local step {k + 1}, width {cohort.widths[i]}: lower client.lr (now {self.config.client.lr}) "
+                           f"or server.lr{self._last_good()}")
+        return float((losses * real).sum() / real.sum())
+
+    def _last_good(self) -> str:
+        checkpoints = self.folder.checkpoints() if self.folder else []
+        return f"; the last good checkpoint is {checkpoints[-1]}" if checkpoints else ""
+
+    def _log(self, entry: dict[str, Any]) -> None:
+        self.metrics.append(entry)
+        if self.folder:
+            self.folder.append("metrics", entry)
+
+    def _finish(self, w: dict[str, Tensor], table: StepTable) -> Trained:
+        self.watch.on_message("evaluating at all widths")
+        metric = getattr(self.task.metric, "__name__", "metric")
+        evaluation = {"metric": metric, "variant": self.task.variant.name, "own": self.evaluator.own_steps,
+                      "sites": self.task.variant.sites, "test_examples": len(self.data.test),
+                      "grid": self.evaluator.grid(w, table)}
+        if self.folder:
+            self.folder.save_result(w, table, evaluation)
+        return Trained(w, table, evaluation, self.metrics)
+
+
+def weights(state: State) -> dict[str, Tensor]:
+    """The server's w without learned steps."""
+    return {n: p for n, p in state.w.items() if not n.startswith(LOG_STEP)}
+
+
+def learned_table(state: State, table: StepTable) -> StepTable:
+    """The table with the learned steps in it."""
+    learned = {n.removeprefix(LOG_STEP): p.exp() for n, p in state.w.items() if n.startswith(LOG_STEP)}
+    return table.merged(StepTable(learned))

@@ -1,0 +1,140 @@
+"""Read plain dicts (TOML, JSON, overrides) into dataclasses: all errors at once, each with its place and a hint.
+
+The types and defaults of the dataclasses are the only description of the configuration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from anybit.errors import AnybitError, ConfigError, did_you_mean
+
+_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def read(kind: type, value: Any, where: str = "") -> Any:
+    """`value` as an instance of `kind`, or a ConfigError that lists everything wrong with it."""
+    errors: list[str] = []
+    result = _read(kind, value, where, errors)
+    if errors:
+        raise ConfigError("; ".join(errors))
+    return result
+
+
+def read_arguments(function: Callable[..., Any], value: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """`value` as keyword arguments of `function`, checked against its signature and annotations."""
+    errors: list[str] = []
+    hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)  # type: ignore[misc]
+    parameters = inspect.signature(function).parameters
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    out = {}
+    for key, item in value.items():
+        if key not in parameters and not anything:
+            errors.append(f"{where}.{key} is unknown: " + (did_you_mean(key, parameters) if parameters
+                                                           else f"'{where}' takes no settings"))
+        else:
+            out[key] = _read(hints.get(key, Any), item, f"{where}.{key}", errors)
+    missing = [name for name, p in parameters.items()
+               if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and name not in value]
+    errors += [f"{where}.{name} is missing" for name in missing]
+    if errors:
+        raise ConfigError("; ".join(errors))
+    return out
+
+
+def plain(value: Any) -> Any:
+    """The reverse of `read`: dataclasses and tuples as dicts and lists, ready for JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return value
+
+
+def _read(kind: Any, value: Any, where: str, errors: list[str]) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if dataclasses.is_dataclass(kind):
+        return _read_fields(typing.cast(type, kind), value, where, errors)
+    if origin is typing.Literal:
+        return value if value in arguments else _wrong(
+            errors, where, value, "one of " + ", ".join(map(str, arguments)), str(value), map(str, arguments))
+    if origin in (typing.Union, types.UnionType):
+        return _read_union(arguments, value, where, errors)
+    if origin in (tuple, list, Sequence):
+        if not isinstance(value, list | tuple):
+            return _wrong(errors, where, value, "a list")
+        if origin is tuple and arguments[-1] is not Ellipsis:
+            if len(value) != len(arguments):
+                return _wrong(errors, where, value, f"a list of {len(arguments)}")
+            return tuple(_read(k, v, f"{where}[{i}]", errors)
+                         for i, (k, v) in enumerate(zip(arguments, value, strict=True)))
+        return tuple(_read(arguments[0], v, f"{where}[{i}]", errors) for i, v in enumerate(value))
+    if origin in (dict, Mapping):
+        return dict(value) if isinstance(value, Mapping) else _wrong(errors, where, value, "a table")
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind in _WORDS and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+        return _wrong(errors, where, value, _WORDS[kind])
+    if kind is float and not math.isfinite(value):
+        return _wrong(errors, where, value, "a finite number")
+    return value
+
+
+def _read_union(arguments: tuple[Any, ...], value: Any, where: str, errors: list[str]) -> Any:
+    if value is None and type(None) in arguments:
+        return None
+    tried: list[str] = []
+    for kind in (k for k in arguments if k is not type(None)):
+        tried = []
+        result = _read(kind, value, where, tried)
+        if not tried:
+            return result
+    errors += tried
+    return value
+
+
+def _read_fields(kind: type, value: Any, where: str, errors: list[str]) -> Any:
+    """A dataclass. A field whose metadata says `rest` takes all keys that are not fields."""
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        return _wrong(errors, where, value, "a table")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    rest = next((f.name for f in fields.values() if f.metadata.get("rest")), None)
+    hints, arguments = typing.get_type_hints(kind), dict[str, Any]()
+    before = len(errors)
+    for key, item in value.items():
+        place = f"{where}.{key}" if where else str(key)
+        if key in fields:
+            arguments[key] = _read(hints[key], item, place, errors)
+        elif rest is not None:
+            arguments.setdefault(rest, {})[key] = item
+        else:
+            errors.append(f"{place} is unknown: {did_you_mean(str(key), fields)}")
+    missing = [n for n, f in fields.items() if n not in arguments
+               and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    errors += [f"{where}.{name} is missing" if where else f"{name} is missing" for name in missing]
+    if len(errors) > before:
+        return value
+    try:
+        return kind(**arguments)
+    except AnybitError as error:
+        errors.append(f"{where}.{error}" if where else str(error))
+        return value
+
+
+def _wrong(errors: list[str], where: str, value: Any, wanted: str, word: str = "",
+           known: typing.Iterable[str] = ()) -> Any:
+    hint = did_you_mean(word, known) if word else ""
+    errors.append(f"{where} = {value!r}: must be {wanted}" + (f" ({hint})" if hint.startswith("did") else ""))
+    return value

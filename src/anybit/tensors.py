@@ -1,0 +1,115 @@
+"""Tensors in files: the safetensors format, read and written with torch and numpy alone, never unpickled.
+
+8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the raw bytes. Files are
+written to a temporary name, synced and renamed, and carry a SHA-256 of their tensors, so that a half-written or
+damaged file is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anybit.errors import RunError
+
+_DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16,
+           "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_}
+_NAMES = {np.dtype(v): k for k, v in _DTYPES.items()}
+_DIGEST = "sha256"
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a whole file or nothing: temporary file in the same folder, sync, rename."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file, or a RunError that says what is wrong with it."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} is not readable as JSON ({error})") from None
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors (in sorted order, so that equal content gives equal bytes) and text metadata."""
+    arrays = {name: np.ascontiguousarray(tensors[name].detach().cpu().numpy()) for name in sorted(tensors)}
+    digest, offset, body = hashlib.sha256(), 0, []
+    header: dict[str, Any] = {}
+    for name, array in arrays.items():
+        raw = array.tobytes()
+        digest.update(raw)
+        header[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape),
+                        "data_offsets": [offset, offset + len(raw)]}
+        offset += len(raw)
+        body.append(raw)
+    header = {"__metadata__": {**metadata, _DIGEST: digest.hexdigest()}, **header}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    write_bytes(path, len(text).to_bytes(8, "little") + text + b"".join(body))
+
+
+def load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """(tensors, metadata). Every length is checked against the file before anything is read or allocated."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise RunError(f"{path} does not exist") from None
+    except OSError as error:
+        raise RunError(f"{path} cannot be read ({error.strerror})") from None
+    try:
+        return _parse(memoryview(content))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        raise RunError(f"{path} is damaged ({error})") from None
+
+
+def _parse(content: memoryview) -> tuple[dict[str, Tensor], dict[str, str]]:
+    size = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or size > len(content) - 8:
+        raise ValueError("it ends inside its header")
+    header = json.loads(bytes(content[8:8 + size]))
+    metadata, body = header.pop("__metadata__", {}), content[8 + size:]
+    tensors, digest, expected = {}, hashlib.sha256(), 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
+        dtype, shape, (start, end) = np.dtype(_DTYPES[entry["dtype"]]), entry["shape"], entry["data_offsets"]
+        if any(not isinstance(n, int) or n < 0 for n in (*shape, start, end)):
+            raise ValueError(f"tensor '{name}' has a negative or fractional size")
+        count = 1
+        for n in shape:
+            count *= n
+        if start != expected or end - start != count * dtype.itemsize or end > len(body):
+            raise ValueError(f"tensor '{name}' does not fit the file")
+        expected = end
+        digest.update(body[start:end])
+        array = np.frombuffer(body[start:end], dtype).reshape(shape)
+        tensors[name] = torch.from_numpy(array.copy())
+    if expected != len(body):
+        raise ValueError("it has bytes that belong to no tensor")
+    if metadata.get(_DIGEST, digest.hexdigest()) != digest.hexdigest():
+        raise ValueError("its SHA-256 does not match")
+    return tensors, metadata

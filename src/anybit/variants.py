@@ -1,0 +1,140 @@
+"""How clients train: the paper's variants of FedAvg, each a small composition.
+
+A variant is a value of `Variant`: what the forward pass sees (transform), at which width each client trains (widths),
+what is added to the loss (penalties), and where steps come from. A new one is a function that returns a `Variant`;
+nothing has to be registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from anybit.errors import ConfigError
+from anybit.quant.grid import FLOAT, Grid, SiteKinds, Transform, Width, check_bits, pseudo_noise, rounding
+from anybit.quant.penalty import kurtosis_gap
+from anybit.quant.ranges import RangeRule
+from anybit.quant.sites import Observer
+from anybit.randomness import generator
+
+WidthPolicy = Callable[[int, int, Sequence[int]], list[Width]]
+"""(seed, round, clients) → the width at which each of them trains in that round."""
+
+Steps = Literal["mse", "minmax", "cover", "rule", "table"]
+"""Steps at evaluation: re-estimated from the trained model (mse, minmax, cover), by the step rule from the training
+bit-width (rule), or the table fixed at the start of the training (table)."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a penalty sees: all parameters, the quantized weights among them, and what was observed per site."""
+
+    parameters: Mapping[str, Tensor]
+    quantized: Mapping[str, Tensor]
+    observed: Mapping[str, Tensor]
+
+
+Penalty = Callable[[Weights], Tensor]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way for clients to train."""
+
+    name: str
+    sites: SiteKinds = "W"
+    transform: Transform | None = None
+    bits: tuple[int, ...] = (FLOAT,)
+    """The bit-widths it trains at."""
+    widths: WidthPolicy | None = None
+    """None: full precision."""
+    penalties: tuple[Penalty, ...] = ()
+    observer: Observer | None = None
+    """A statistic of every activation site, for the penalties."""
+    start: RangeRule = "minmax"
+    """The rule for the steps that are fixed at the start of the training."""
+    evaluate: Steps = "mse"
+    """Its own steps when evaluated, as in the paper's tables."""
+    dropout: float = 0.0
+    """Dropout before the last layer."""
+
+    def widths_of(self, seed: int, round: int, clients: Sequence[int]) -> list[Width]:
+        """The width of each client of a cohort."""
+        if self.widths is None:
+            return [Width(FLOAT, FLOAT)] * len(clients)
+        return self.widths(seed, round, clients)
+
+
+def fixed_width(width: Width) -> WidthPolicy:
+    """Everybody trains at the same width."""
+    return lambda seed, round, clients: [width] * len(clients)
+
+
+def sampled_width(sites: SiteKinds, bits: Sequence[int], keep: bool = False) -> WidthPolicy:
+    """b' ~ U[B] for every client, anew in every round; with `keep` drawn once and kept for the whole training."""
+    def policy(seed: int, round: int, clients: Sequence[int]) -> list[Width]:
+        draws = (generator(seed, "width", 0 if keep else round, client).integers(len(bits)) for client in clients)
+        return [Width.of(sites, bits[int(i)]) for i in draws]
+    return policy
+
+
+def weight_decay_penalty(scale: float) -> Penalty:
+    """½·λ·‖w‖² over all parameters, whose gradient is λ·w."""
+    return lambda w: 0.5 * scale * torch.stack([(p**2).sum() for p in w.parameters.values()]).sum()
+
+
+def _fold_kurtosis_gap(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
+    return seen + torch.stack([kurtosis_gap(x, rows), torch.ones((), device=x.device)])
+
+
+def kure_penalty(scale: float, sites: SiteKinds) -> Penalty:
+    """λ·L_KURE = λ · mean over the quantized tensors of |K − 1.8|²."""
+    def penalty(w: Weights) -> Tensor:
+        gaps = [kurtosis_gap(p) for p in w.quantized.values()] if "W" in sites else []
+        gaps += [seen[0] / seen[1].clamp_min(1) for seen in w.observed.values()] if "A" in sites else []
+        return scale * torch.stack(gaps).mean()
+    return penalty
+
+
+def baseline(dropout: float = 0.0, weight_decay: float = 0.0) -> Variant:
+    """FedAvg. Steps for its quantized evaluation are found after training."""
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"variant.dropout = {dropout}: a probability below 1")
+    decay = (weight_decay_penalty(weight_decay),) if weight_decay else ()
+    return Variant("baseline", dropout=dropout, penalties=decay)
+
+
+def kure(sites: SiteKinds = "W", scale: float = 0.1) -> Variant:
+    """FedAvg with λ·L_KURE in the client's loss."""
+    observer = Observer(torch.zeros(2), _fold_kurtosis_gap) if "A" in sites else None
+    return Variant("kure", sites, penalties=(kure_penalty(scale, sites),), observer=observer)
+
+
+def apqn(bits: int = 4, sites: SiteKinds = "W") -> Variant:
+    """FedAvg with pseudo-quantization noise U[−Δ_b/2, Δ_b/2] of one bit-width in the forward pass."""
+    return Variant("apqn", sites, pseudo_noise, _quantized_bits([bits]), fixed_width(Width.of(sites, bits)))
+
+
+def qat(bits: int = 4, sites: SiteKinds = "W", start: RangeRule = "minmax") -> Variant:
+    """FedAvg with Q(·, b) of one bit-width in the forward pass; other widths follow by the step rule."""
+    return Variant("qat", sites, rounding, _quantized_bits([bits]), fixed_width(Width.of(sites, bits)), start=start,
+                   evaluate="rule")
+
+
+def mqat(bits: Sequence[int] = (2, 3, 4, 6, 8, 32), sites: SiteKinds = "W", start: RangeRule = "mse",
+         fixed: bool = False) -> Variant:
+    """FedAvg with Q(·, b'), b' ~ U[B] per client and round; `fixed`: once per client (the paper's MQAT*)."""
+    return Variant("mqat*" if fixed else "mqat", sites, rounding, _quantized_bits(bits),
+                   sampled_width(sites, bits, keep=fixed), start=start, evaluate="table")
+
+
+def _quantized_bits(bits: Sequence[int]) -> tuple[int, ...]:
+    for b in bits:
+        check_bits(b)
+    if not any(b != FLOAT for b in bits):
+        raise ConfigError(f"variant.bits = {list(bits)}: at least one bit-width from 2…8 is needed")
+    return tuple(bits)
