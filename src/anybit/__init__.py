@@ -1,1 +1,49 @@
-"""anybit: one federated model for every bit-width."""
+"""anybit: one federated model for every bit-width.
+
+Names are loaded on first use, so that `anybit --help` does not wait for torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anybit.api import Fitted, Run, evaluate, fit
+    from anybit.config import ClientOptions, Config, EvaluationOptions, RangeOptions
+    from anybit.data.examples import Pipeline
+    from anybit.errors import AnybitError
+    from anybit.evaluation import Score
+    from anybit.federated.server import ServerOptions
+    from anybit.quant.grid import Width
+    from anybit.quant.ranges import StepTable
+    from anybit.quant.sites import SiteOptions, prepare, replace_batchnorm
+    from anybit.variants import Variant, apqn, baseline, kure, mqat, qat
+
+_HOME = {
+    "anybit.api": ("Fitted", "Run", "evaluate", "fit"),
+    "anybit.config": ("ClientOptions", "Config", "EvaluationOptions", "RangeOptions"),
+    "anybit.data.examples": ("Pipeline",),
+    "anybit.errors": ("AnybitError",),
+    "anybit.evaluation": ("Score",),
+    "anybit.federated.server": ("ServerOptions",),
+    "anybit.quant.grid": ("Width",),
+    "anybit.quant.ranges": ("StepTable",),
+    "anybit.quant.sites": ("SiteOptions", "prepare", "replace_batchnorm"),
+    "anybit.variants": ("Variant", "apqn", "baseline", "kure", "mqat", "qat"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "AnybitError", "ClientOptions", "Config", "EvaluationOptions", "Fitted", "Pipeline", "RangeOptions", "Run", "Score",
+    "ServerOptions", "SiteOptions", "StepTable", "Variant", "Width", "apqn", "baseline", "evaluate", "fit", "kure",
+    "mqat", "prepare", "qat", "replace_batchnorm",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'anybit' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from anybit import recipes
 from anybit.errors import ConfigError
 from anybit.federated.server import ServerOptions
 from anybit.quant.grid import SiteKinds, check_bits
 from anybit.quant.ranges import RangeRule
 from anybit.quant.sites import SiteOptions
+from anybit.schema import read
 from anybit.variants import Steps
 
 EngineName = Literal["auto", "sequential", "stacked"]
@@ -104,6 +106,8 @@ class Config:
     seed: int = 1
     weighting: Literal["uniform", "examples"] = "uniform"
     """How deltas are averaged: 1/|S| (the paper's), or in proportion to each client's examples."""
+    loss: str = "cross_entropy"
+    metric: str = "accuracy"
     client: ClientOptions = ClientOptions()
     server: ServerOptions = ServerOptions()
     sites: SiteOptions = SiteOptions()
@@ -121,3 +125,11 @@ class Config:
         _positive(**{"server.lr": self.server.lr, "server.eps": self.server.eps})
         if self.sites.first_last_bits is not None:
             check_bits(self.sites.first_last_bits)
+
+
+def from_recipe(name: str, overrides: Sequence[str] = ()) -> Config:
+    """The config that a recipe describes, with `key=value` overrides."""
+    content = recipes.load(name, overrides)
+    content.pop("description", None)
+    config: Config = read(Config, content)
+    return config

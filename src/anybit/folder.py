@@ -131,7 +131,12 @@ class RunFolder:
     def checkpoints(self) -> list[Path]:
         """Oldest first."""
         found = [p for p in self.file("checkpoints").glob("*.safetensors") if _CHECKPOINT.fullmatch(p.name)]
-        return sorted(found, key=lambda p: int(_CHECKPOINT.fullmatch(p.name)[1]))  # type: ignore[index]
+        return sorted(found, key=self.round_of)
+
+    @staticmethod
+    def round_of(checkpoint: Path) -> int:
+        match = _CHECKPOINT.fullmatch(checkpoint.name)
+        return int(match[1]) if match else 0
 
     def load_checkpoint(self, path: Path, device: torch.device) -> Checkpoint:
         try:
@@ -179,3 +184,12 @@ class RunFolder:
         if not self.file("model.safetensors").exists():
             raise RunError(f"{self.path} has no trained model yet: finish it with 'anybit resume {self.path}'")
         return load(self.file("model.safetensors"))[0]
+
+    def evaluation(self) -> dict[str, Any]:
+        if not self.finished:
+            raise RunError(f"{self.path} is not finished: continue it with 'anybit resume {self.path}'")
+        evaluation: dict[str, Any] = read_json(self.file("evaluation.json"))
+        return evaluation
+
+    def steps(self) -> Any:
+        return read_json(self.file("steps.json"))

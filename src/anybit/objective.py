@@ -38,9 +38,10 @@ def client_loss(prepared: nn.Module, variant: Variant, table: StepTable, data: D
 
     def value(w: Tensors, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
         parameters = {n: p for n, p in w.items() if not n.startswith(LOG_STEP)}
-        steps = {**table.steps, **_learned_steps(w, step_scale)}
+        steps = {**table.steps, **_learned_steps(w, table, step_scale)}
         tensors = parameters | bind(prepared, steps, width, rows=xi.rows, key=xi.key, count=xi.step)
-        outputs = torch.func.functional_call(prepared, tensors, (data.pipeline(data.train.x[xi.index]),))
+        inputs = data.pipeline.augmented(data.train.x[xi.index], xi.key, xi.step)
+        outputs = torch.func.functional_call(prepared, tensors, (inputs,))
         each = loss(outputs, data.train.y[xi.index])
         if each.shape != xi.rows.shape:
             raise ConfigError(f"loss must return one value per example, shape {tuple(xi.rows.shape)}, but returned "
@@ -52,14 +53,14 @@ def client_loss(prepared: nn.Module, variant: Variant, table: StepTable, data: D
     return value
 
 
-def _learned_steps(w: Tensors, scale: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Δ = exp(log Δ), with the gradient of log Δ scaled by 1/√(N·high)."""
+def _learned_steps(w: Tensors, table: StepTable, scale: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Δ = Δ_start·exp(s), with the gradient of s = log(Δ/Δ_start) scaled by 1/√(N·high)."""
     out = {}
     for name, log_step in w.items():
         if name.startswith(LOG_STEP):
             site = name.removeprefix(LOG_STEP)
             scaled = log_step * scale[site]
-            out[site] = torch.exp(scaled + (log_step - scaled).detach())
+            out[site] = table.steps[site] * torch.exp(scaled + (log_step - scaled).detach())
     return out
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anybit.config import Config
+from anybit.config import Config, EngineName
 from anybit.data.examples import Data, check_labels, check_split
 from anybit.engines import ENGINES
 from anybit.errors import ConfigError, Diverged, Interrupted, ModelError
-from anybit.evaluate import Evaluator, calibration_images
+from anybit.evaluation import Evaluator, calibration_images
 from anybit.federated.algorithm import LOG_STEP, State, client_update, client_weighting, federated_round
 from anybit.federated.cohort import Cohort, build_cohort, sample_clients
 from anybit.federated.server import server
@@ -83,7 +83,7 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def pick_engine(name: str, device: torch.device) -> str:
+def pick_engine(name: EngineName, device: torch.device) -> EngineName:
     """auto: stacked on a GPU, sequential on a CPU."""
     return name if name != "auto" else ("sequential" if device.type == "cpu" else "stacked")
 
@@ -96,7 +96,7 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
     return w
 
 
-class Run:
+class Training:
     """One training, from round 0 or from a checkpoint."""
 
     def __init__(self, task: Task, config: Config, folder: RunFolder | None = None, watch: Watch | None = None) -> None:
@@ -134,7 +134,7 @@ class Run:
         state = State(w, self.server.init(w))
         if self.config.ranges.learned:
             prepared = self._prepared()
-            learned = {f"{LOG_STEP}{name}": table.steps[name].log() for name, site in quantizers(prepared).items()
+            learned = {f"{LOG_STEP}{name}": torch.zeros_like(table.steps[name]) for name, site in quantizers(prepared).items()
                        if site.transform is not None}
             if not learned:
                 raise ConfigError(f"ranges.learned: variant '{self.task.variant.name}' quantizes nothing while training")
@@ -251,4 +251,7 @@ def weights(state: State) -> dict[str, Tensor]:
 def learned_table(state: State, table: StepTable) -> StepTable:
     """The table with the learned steps in it."""
     learned = {n.removeprefix(LOG_STEP): p.exp() for n, p in state.w.items() if n.startswith(LOG_STEP)}
-    return table.merged(StepTable(learned))
+    return table.merged(StepTable({site: table.steps[site] * factor for site, factor in learned.items()}))
+
+
+Run = Training

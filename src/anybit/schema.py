@@ -30,7 +30,7 @@ def read(kind: type, value: Any, where: str = "") -> Any:
 def read_arguments(function: Callable[..., Any], value: Mapping[str, Any], where: str) -> dict[str, Any]:
     """`value` as keyword arguments of `function`, checked against its signature and annotations."""
     errors: list[str] = []
-    hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)  # type: ignore[misc]
+    hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
     parameters = inspect.signature(function).parameters
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     out = {}
@@ -51,7 +51,11 @@ def read_arguments(function: Callable[..., Any], value: Mapping[str, Any], where
 def plain(value: Any) -> Any:
     """The reverse of `read`: dataclasses and tuples as dicts and lists, ready for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        out: dict[str, Any] = {}
+        for f in dataclasses.fields(value):
+            item = plain(getattr(value, f.name))
+            out.update(item if f.metadata.get("rest") else {f.name: item})
+        return out
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -115,7 +119,7 @@ def _read_fields(kind: type, value: Any, where: str, errors: list[str]) -> Any:
     before = len(errors)
     for key, item in value.items():
         place = f"{where}.{key}" if where else str(key)
-        if key in fields:
+        if key in fields and key != rest:
             arguments[key] = _read(hints[key], item, place, errors)
         elif rest is not None:
             arguments.setdefault(rest, {})[key] = item

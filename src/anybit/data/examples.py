@@ -10,7 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anybit.data.pipeline import Pipeline
 from anybit.errors import DataError
+
+__all__ = ["Data", "Examples", "Pipeline", "as_examples", "channel_statistics", "check_labels", "check_split"]
 
 
 @dataclass(frozen=True)
@@ -28,33 +31,26 @@ class Examples:
 
 
 @dataclass(frozen=True)
-class Pipeline:
-    """From stored inputs to what the model sees: uint8 to [0, 1], then (x − mean)/std per channel."""
-
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.uint8:
-            x = x.to(torch.float32) / 255
-        if self.mean is not None and self.std is not None:
-            shape = (-1, *[1] * (x.dim() - 2))
-            x = (x - torch.tensor(self.mean, device=x.device).reshape(shape)) \
-                / torch.tensor(self.std, device=x.device).reshape(shape)
-        return x
-
-
-@dataclass(frozen=True)
 class Data:
-    """A data set: what clients train on, what the server is evaluated on."""
+    """A data set: what clients train on, what the server is evaluated on.
+
+    coarse, ids: per training example its coarse label and the index of whom it belongs to, where the set has them;
+    splits use them, so they stay on the host.
+    """
 
     train: Examples
     test: Examples
     pipeline: Pipeline = Pipeline()
     class_names: tuple[str, ...] = ()
+    coarse: np.ndarray | None = None
+    ids: np.ndarray | None = None
 
     def to(self, device: torch.device) -> Data:
-        return replace(self, train=self.train.to(device), test=self.test.to(device))
+        return replace(self, train=self.train.to(device), test=self.test.to(device), pipeline=self.pipeline.to(device))
+
+    def labels(self) -> dict[str, np.ndarray | None]:
+        """What a split may ask for, by the names of its arguments."""
+        return {"labels": self.train.y.cpu().numpy(), "coarse": self.coarse, "ids": self.ids}
 
 
 def channel_statistics(x: Tensor) -> Pipeline:

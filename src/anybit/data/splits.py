@@ -1,4 +1,8 @@
-"""Splits: which client holds which examples. Deterministic by seed."""
+"""Splits: which client holds which training examples. Deterministic by seed; no example is given twice.
+
+A split takes the labels, the seed, and what else it needs of `coarse` labels and `ids`; its other arguments are what a
+recipe's [split] table may set.
+"""
 
 from __future__ import annotations
 
@@ -22,32 +26,182 @@ def dirichlet(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1
     Examples are dealt without replacement; when a class runs out, a client's q is renormalized over the others.
     """
     _enough(clients, len(labels))
-    if not alpha > 0:
-        raise DataError(f"split.alpha = {alpha}: must be above 0")
+    _positive(alpha=alpha)
     draw = generator(seed, "split")
-    classes, target = np.unique(labels, return_inverse=True)
-    pools = [draw.permutation(np.flatnonzero(target == c)) for c in range(len(classes))]
-    prior = np.bincount(target) / len(labels)
-    left = np.array([len(pool) for pool in pools])
-    size, split = len(labels) // clients, []
-    for _ in range(clients):
-        counts = _take(draw, draw.dirichlet(alpha * prior), left, size)
-        taken = [pools[c][left[c] - n:left[c]] for c, n in enumerate(counts)]
-        left -= counts
-        split.append(np.sort(np.concatenate(taken)))
+    pools = _Pools(draw, labels)
+    prior, size = pools.left / len(labels), len(labels) // clients
+    return [pools.deal(_take(draw, draw.dirichlet(alpha * prior), pools.left, np.int64(size))) for _ in range(clients)]
+
+
+def dirichlet_free(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1.0, least: int = 1) -> Split:
+    """Every class is spread over the clients by its own q ~ Dirichlet(α, …, α): sizes differ as the draws fall.
+
+    All examples are used. A client below `least` examples is filled up from whoever then has most.
+    """
+    _enough(clients * max(least, 1), len(labels), f" of at least {least}")
+    _positive(alpha=alpha, least=least)
+    draw = generator(seed, "split")
+    owner = np.empty(len(labels), np.int64)
+    for c in np.unique(labels):
+        members = draw.permutation(np.flatnonzero(labels == c))
+        q = draw.dirichlet(np.full(clients, alpha))
+        owner[members] = np.repeat(np.arange(clients), draw.multinomial(len(members), q / q.sum()))
+    split = _by_owner(owner, clients)
+    size = np.array([len(part) for part in split])
+    for poor in np.flatnonzero(size < least):
+        while size[poor] < least:
+            rich = int(size.argmax())
+            number = min(least - size[poor], max(1, (size[rich] - least) // 2))
+            given = draw.choice(len(split[rich]), number, replace=False)
+            split[poor] = np.sort(np.concatenate([split[poor], split[rich][given]]))
+            split[rich] = np.delete(split[rich], given)
+            size[poor], size[rich] = len(split[poor]), len(split[rich])
     return split
 
 
-def _take(draw: np.random.Generator, q: np.ndarray, left: np.ndarray, size: int) -> np.ndarray:
-    """Counts per class: multinomial by q, capped by what is left, the rest drawn again from the classes that remain."""
+def pachinko(labels: np.ndarray, seed: int, coarse: np.ndarray | None = None, clients: int = 500, alpha: float = 0.1,
+             beta: float = 10.0) -> Split:
+    """Reddi et al. (2020), appendix F: equal-sized clients with related labels.
+
+    Every client draws θ ~ Dirichlet(α) over the coarse labels and, below each, θ_c ~ Dirichlet(β) over its fine labels;
+    an example's fine label is drawn down this tree. Labels that run out leave the tree, and θ is renormalized.
+    """
+    _enough(clients, len(labels))
+    _positive(alpha=alpha, beta=beta)
+    if coarse is None:
+        raise DataError("split 'pachinko' needs coarse labels, and the data set has none: use cifar100, or name its "
+                        "coarse column when preparing it")
+    draw = generator(seed, "split")
+    pools = _Pools(draw, labels)
+    tree = _children(labels, coarse, pools.classes)
+    real, size, split = tree >= 0, len(labels) // clients, []
+    for _ in range(clients):
+        theta = draw.dirichlet(np.full(len(tree), alpha))
+        # Dirichlet(β) is gamma draws over their sum, and _take divides by the sum anyway
+        below = np.where(real, draw.standard_gamma(beta, tree.shape), 0)
+        left = np.where(real, pools.left[tree], 0)
+        taken = _take(draw, below, left, _take(draw, theta, left.sum(1), np.int64(size)))
+        counts = np.zeros_like(pools.left)
+        counts[tree[real]] = taken[real]
+        split.append(pools.deal(counts))
+    return split
+
+
+def by_id(labels: np.ndarray, seed: int, ids: np.ndarray | None = None, clients: int = 0, least: int = 1) -> Split:
+    """Everyone's own examples: one client per id, e.g. the writer; those with fewer than `least` examples are left out.
+
+    clients: only this many, those with most examples; 0: all. Nothing is random here: the seed changes nothing.
+    """
+    if ids is None:
+        raise DataError("split 'by_id' needs to know whose each example is, and the data set has no ids: use femnist, "
+                        "or name its id column when preparing it")
+    _, number, size = np.unique(ids, return_inverse=True, return_counts=True)
+    chosen = np.flatnonzero(size >= max(least, 1))
+    if not 0 <= clients <= len(chosen) or not len(chosen):
+        raise DataError(f"split.clients = {clients}: the data set has {len(chosen)} ids with at least {least} examples")
+    if clients:
+        chosen = np.sort(chosen[np.argsort(-size[chosen], kind="stable")[:clients]])
+    every = _by_owner(number, len(size))
+    return [every[i] for i in chosen]
+
+
+def shards(labels: np.ndarray, seed: int, clients: int = 100, labels_per_client: int = 2) -> Split:
+    """McMahan et al. (2017), without shards that straddle two labels: every client holds exactly k labels.
+
+    clients·k shards are shared out over the classes in proportion to their size, each class is cut evenly into its own,
+    and classes are dealt one by one to the clients that still miss most, ties by lot. All examples are used; with equal
+    classes and clients·k a multiple of their number, all clients have the same size.
+    """
+    _enough(clients, len(labels))
+    draw = generator(seed, "split")
+    pools = _Pools(draw, labels)
+    k, classes = labels_per_client, len(pools.classes)
+    if not 1 <= k <= classes:
+        raise DataError(f"split.labels_per_client = {k}: must be between 1 and the {classes} classes")
+    number = _shards_of(pools.left, clients, k)
+    missing, parts = np.full(clients, k), [list[np.ndarray]() for _ in range(clients)]
+    for c in draw.permutation(classes):
+        takers = np.lexsort((draw.random(clients), -missing))[:number[c]]
+        missing[takers] -= 1
+        for client, shard in zip(takers, np.array_split(pools.members[c], max(number[c], 1)), strict=False):
+            parts[client].append(shard)
+    return [np.sort(np.concatenate(p)) for p in parts]
+
+
+SPLITS = {"iid": iid, "dirichlet": dirichlet, "dirichlet_free": dirichlet_free, "pachinko": pachinko, "by_id": by_id,
+          "shards": shards}
+
+
+class _Pools:
+    """The examples of every class, shuffled, dealt from the end."""
+
+    def __init__(self, draw: np.random.Generator, labels: np.ndarray) -> None:
+        self.classes, target = np.unique(labels, return_inverse=True)
+        self.members = [draw.permutation(part) for part in _by_owner(target, len(self.classes))]
+        self.left = np.array([len(part) for part in self.members])
+
+    def deal(self, counts: np.ndarray) -> np.ndarray:
+        """counts[c] examples of every class c."""
+        some = np.flatnonzero(counts)
+        taken = [self.members[c][self.left[c] - counts[c]:self.left[c]] for c in some]
+        self.left = self.left - counts
+        return np.sort(np.concatenate(taken))
+
+
+def _take(draw: np.random.Generator, q: np.ndarray, left: np.ndarray, size: np.integer | np.ndarray) -> np.ndarray:
+    """Counts per class (last axis): multinomial by q, capped by what is left, the rest drawn again from the others."""
     counts = np.zeros_like(left)
-    while (missing := size - int(counts.sum())) > 0:
-        open_classes = counts < left
-        weights = np.where(open_classes, np.maximum(q, 1e-12), 0)
-        counts = np.minimum(counts + draw.multinomial(missing, weights / weights.sum()), left)
+    while (missing := size - counts.sum(-1)).any():
+        weights = np.where(counts < left, np.maximum(q, 1e-12), 0)
+        total = weights.sum(-1, keepdims=True)
+        counts = np.minimum(counts + draw.multinomial(missing, weights / np.where(total > 0, total, 1)), left)
     return counts
 
 
-def _enough(clients: int, examples: int) -> None:
+def _by_owner(owner: np.ndarray, owners: int) -> Split:
+    """The positions that belong to each owner, ascending."""
+    order = np.argsort(owner, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(owner, minlength=owners))[:-1])
+
+
+def _children(labels: np.ndarray, coarse: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """One row per coarse label: its fine labels as positions in `classes`, then −1."""
+    parents, parent = np.unique(coarse, return_inverse=True)
+    pairs = np.stack(np.divmod(np.unique(parent * len(classes) + np.searchsorted(classes, labels)), len(classes)))
+    if len(np.unique(pairs[1])) != pairs.shape[1]:
+        twice = int(classes[np.bincount(pairs[1]).argmax()])
+        raise DataError(f"split 'pachinko': fine label {twice} lies under more than one coarse label")
+    rows = _by_owner(pairs[0], len(parents))
+    tree = np.full((len(rows), max(map(len, rows))), -1)
+    for row, fine in zip(tree, rows, strict=True):
+        row[:len(fine)] = pairs[1][fine]
+    return tree
+
+
+def _shards_of(size: np.ndarray, clients: int, k: int) -> np.ndarray:
+    """clients·k shards over the classes by largest remainder, at most one per client and per example."""
+    most = np.minimum(size, clients)
+    if most.sum() < clients * k:
+        raise DataError(f"split 'shards': {clients} clients with {k} labels each need {clients * k} shards, but the "
+                        f"{len(size)} classes can give {int(most.sum())}: use fewer clients or fewer labels")
+    number = np.zeros_like(size)
+    while (missing := clients * k - int(number.sum())) > 0:
+        room = number < most
+        share = np.where(room, size, 0) / size[room].sum() * missing
+        grown = np.minimum(number + np.floor(share).astype(size.dtype), most)
+        if (grown == number).all():
+            ahead = np.argsort(np.where(room, -share, 1.0), kind="stable")[:min(missing, int(room.sum()))]
+            grown[ahead] += 1
+        number = grown
+    return number
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise DataError(f"split.{name} = {value}: must be above 0")
+
+
+def _enough(clients: int, examples: int, of: str = "") -> None:
     if not 1 <= clients <= examples:
-        raise DataError(f"split.clients = {clients}: must be between 1 and the {examples} training examples")
+        raise DataError(f"split.clients = {clients}{of}: must be between 1 and the {examples} training examples")

@@ -24,7 +24,7 @@ MapClients = Callable[[ClientUpdate, Tensors, Cohort], tuple[dict[str, Tensor], 
 """Run the client update for every client of the cohort: (deltas, losses), client first, losses (client, step)."""
 
 LOG_STEP = "log_step/"
-"""Names of learned steps among the parameters: log Δ of one site, first dimension BITS."""
+"""Names of learned steps among the parameters: log(Δ/Δ_start) of one site, first dimension BITS."""
 
 
 class State(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -17,11 +18,21 @@ from anybit.randomness import generator, key
 class Batch(NamedTuple):
     """ξ: one mini-batch of one client. Padding rows have rows = 0; a padded step has real = 0 and changes nothing."""
 
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]
     rows: Tensor
     real: Tensor
     key: Tensor
     step: Tensor
+
+
+class Segment(NamedTuple):
+    """Consecutive steps in which the same clients still have batches: a block of the cohort almost without padding."""
+
+    clients: tuple[int, ...]
+    """Positions in the cohort."""
+    steps: range
+    rows: int
+    """The largest batch in the block."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +63,33 @@ class Cohort:
                 out.append(Batch(self.index[client, k, :n], ones, ones[0], self.keys[client], self._count(k)))
         return out
 
-    def stacked_batch(self, k: int) -> Batch:
-        """Step k of all clients at once, padded."""
-        rows = self.rows[:, k]
-        count = self._count(k).expand(len(self.clients))
-        return Batch(self.index[:, k], rows, rows.amax(1), self.keys, count)
+    def stacked_batch(self, k: int, clients: Tensor | None = None, rows: int | None = None) -> Batch:
+        """Step k of all clients (or of those at these positions) at once, padded (to this many rows)."""
+        index, real, keys = self.index[:, k, :rows], self.rows[:, k, :rows], self.keys
+        if clients is not None:
+            index, real, keys = index[clients], real[clients], keys[clients]
+        return Batch(index, real, real.amax(1), keys, self._count(k).expand(len(keys)))
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """Real rows per (client, step), on the host."""
+        counts: np.ndarray = self.rows.sum(2).cpu().numpy().astype(np.int64)
+        return counts
+
+    def segments(self) -> list[Segment]:
+        """The cohort without the steps that short clients do not have: cut wherever a client runs out of batches."""
+        length = (self.counts > 0).sum(1)
+        ends = np.unique(length)
+        out = []
+        for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+            active = np.flatnonzero(length >= end)
+            out.append(Segment(tuple(active.tolist()), range(start, end), int(self.counts[active, start:end].max())))
+        return out
+
+    def padding_share(self, segmented: bool = True) -> float:
+        """Which fraction of the samples that the stacked engine computes is padding; or would be without segments."""
+        blocks = sum(len(s.clients) * len(s.steps) * s.rows for s in self.segments())
+        return 1 - float(self.counts.sum()) / (blocks if segmented else self.rows.numel())
 
     def _count(self, k: int) -> Tensor:
         return torch.full((), k, dtype=torch.int64, device=self.index.device)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from anybit.errors import ModelError
 from anybit.quant import ranges
-from anybit.quant.grid import BITS, FLOAT, Grid, limits, quantize
+from anybit.quant.grid import FLOAT, Grid, GridName
 from anybit.quant.penalty import kurtosis
 from anybit.quant.ranges import RangeRule, StepTable
 from anybit.quant.sites import Observer, SiteOptions, bind, observed, prepare, quantizers, weight_sites
@@ -80,12 +80,10 @@ def activation_table(model: nn.Module, options: SiteOptions, w: Tensors, images:
     return StepTable({name: ranges.best_steps(candidates[name], errors[name]) for name in candidates})
 
 
-def _error_observer(candidates: Tensor, grid_name: ranges.GridName) -> Observer:
+def _error_observer(candidates: Tensor, grid_name: GridName) -> Observer:
     """The squared rounding error of what passes, for every candidate step and bit-width."""
     def fold(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
-        rows_of = [[((quantize(x, Grid(step, *limits(torch.tensor(b, device=x.device), grid_name))) - x) ** 2).sum()
-                    for b, step in zip(BITS, row, strict=True)] for row in candidates]
-        return seen + torch.stack([torch.stack(row) for row in rows_of])
+        return seen + ranges.squared_errors(x, candidates, grid_name)
     return Observer(torch.zeros_like(candidates), fold)
 
 

@@ -49,9 +49,10 @@ class Width(NamedTuple):
     @staticmethod
     def parse(text: str) -> Width:
         """Read W4, A4, WA4, W4A8 or FP32."""
-        match = re.fullmatch(r"(?:(?:WA|FP)(\d+))|(?:W(\d+))?(?:A(\d+))?", text.upper())
+        text = {"FP32": "WA32"}.get(text.upper(), text.upper())
+        match = re.fullmatch(r"(?:WA(\d+))|(?:W(\d+))?(?:A(\d+))?", text)
         if not match or not text:
-            raise ConfigError(f"width '{text}': write W4 (weights), A4 (activations), WA4 (both) or W4A8")
+            raise ConfigError(f"width '{text}': write W4 (weights), A4 (activations), WA4 (both), W4A8 or FP32")
         both, weights, activations = (check_bits(int(g)) if g else None for g in match.groups())
         return Width(both or weights or FLOAT, both or activations or FLOAT)
 

@@ -1,0 +1,195 @@
+"""anybit from Python: train with your own model and arrays, evaluate at any width, open finished runs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anybit.build import build_task
+from anybit.config import ClientOptions, Component, Config, EngineName, EvaluationOptions, RangeOptions
+from anybit.data.examples import Data, Examples, Pipeline, as_examples
+from anybit.environment import environment
+from anybit.errors import ConfigError, DataError, ModelError, RunError
+from anybit.evaluation import Evaluator, Score
+from anybit.federated.server import ServerOptions
+from anybit.folder import RunFolder
+from anybit.objective import PerExample, accuracy, cross_entropy
+from anybit.quant.grid import FLOAT, Width
+from anybit.quant.ranges import StepTable
+from anybit.quant.sites import SiteOptions, prepare, quantizers, weight_sites
+from anybit.run import Progress, Task, Training, Watch, trainable
+from anybit.schema import plain, read
+from anybit.variants import Steps, Variant, baseline, mqat
+
+Arrays = tuple[Any, Any]
+"""(inputs, targets): numpy arrays or tensors with the example as first dimension."""
+
+OBJECT = "<python object>"
+"""What a config says of a model, data or variant that was passed as an object."""
+
+
+def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Variant | None = None, *,
+        rounds: int = Config.rounds, cohort: int = Config.cohort, seed: int = Config.seed,
+        weighting: Literal["uniform", "examples"] = Config.weighting,
+        client: ClientOptions = ClientOptions(), server: ServerOptions = ServerOptions(),
+        sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(),
+        evaluation: EvaluationOptions = EvaluationOptions(), pipeline: Pipeline = Pipeline(),
+        loss: PerExample = cross_entropy, metric: PerExample = accuracy,
+        engine: EngineName = "auto", device: str = "auto", checkpoint_every: int = Config.checkpoint_every,
+        path: str | Path | None = None, resume: bool = False,
+        on_round: Callable[[Progress], None] | None = None) -> Fitted:
+    """Train `model` over `clients` so that it can be quantized to every bit-width.
+
+    clients: one (inputs, targets) pair per client · test: the pair the server model is evaluated on · variant: how
+    clients train, `mqat()` if not given · path: a folder to keep the run in; with `resume` an interrupted run there
+    goes on. The model is not changed; the result holds the trained copy.
+    """
+    variant = variant or mqat()
+    parts = [as_examples(x, y, f"client {i}") for i, (x, y) in enumerate(clients)]
+    if not parts:
+        raise DataError("clients is empty: give one (inputs, targets) pair per client")
+    ends = np.cumsum([len(part) for part in parts])
+    split = np.split(np.arange(ends[-1]), ends[:-1])
+    try:
+        train = Examples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
+    except RuntimeError as error:
+        raise DataError(f"the clients' arrays do not fit together ({str(error).splitlines()[0]})") from None
+    task = Task(copy.deepcopy(model), variant, Data(train, as_examples(*test, "test data"), pipeline), split, loss, metric)
+    config = Config(data=Component(OBJECT), split=Component(OBJECT), model=Component(OBJECT),
+                    variant=Component(OBJECT, {"is": variant.name}), rounds=rounds, cohort=cohort, seed=seed,
+                    weighting=weighting, client=client, server=server, sites=sites, ranges=ranges, evaluation=evaluation,
+                    engine=engine, device=device, checkpoint_every=checkpoint_every)
+    watch = Watch(on_round=on_round) if on_round else Watch()
+    if path is None:
+        return _fitted(task, Training(task, config, None, watch))
+    if resume:
+        folder = RunFolder.open(Path(path))
+        if folder.config() != plain(config):
+            raise RunError(f"{path} holds a run with another config: start a new one in another folder")
+    else:
+        folder = RunFolder.create(Path(path), plain(config), environment())
+        folder.save_split(split)
+    with folder.locked():
+        return _fitted(task, Training(task, config, folder, watch), resume)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A trained model with its scores."""
+
+    model: nn.Module
+    """A copy of the user's model with the server's weights, on the CPU."""
+    steps: StepTable
+    scores: dict[str, Score]
+    """{width: (loss, metric)} at the variant's own steps, e.g. scores["W2"].metric."""
+    evaluation: dict[str, Any]
+    """All widths × step rules."""
+    metrics: list[dict[str, Any]]
+    """One entry per round."""
+
+
+def _fitted(task: Task, training: Training, resume: bool = False) -> Fitted:
+    trained = training.train(resume)
+    model = with_weights(task.model, trained.w)
+    own = trained.evaluation["grid"][trained.evaluation["own"]]
+    return Fitted(model, trained.table.to(torch.device("cpu")), {w: Score(**s) for w, s in own.items()},
+                  trained.evaluation, trained.metrics)
+
+
+def with_weights(model: nn.Module, w: dict[str, Tensor]) -> nn.Module:
+    """A copy of `model`, on the CPU, with the parameters `w`."""
+    model = copy.deepcopy(model).to("cpu")
+    parameters = dict(model.named_parameters())
+    for name, value in w.items():
+        if name not in parameters or parameters[name].shape != value.shape:
+            raise ModelError(f"the trained parameter '{name}' {tuple(value.shape)} does not fit the model: is it the one "
+                             "that was trained?")
+        parameters[name].data.copy_(value)
+    return model
+
+
+def evaluate(model: nn.Module, test: Arrays, widths: Sequence[str] = ("FP32", "W8", "W6", "W4", "W3", "W2"), *,
+             steps: Steps = "mse", calibration: Any = None, table: StepTable | None = None,
+             sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(), pipeline: Pipeline = Pipeline(),
+             loss: PerExample = cross_entropy, metric: PerExample = accuracy) -> dict[str, Score]:
+    """{width: (loss, metric)} of any model, quantized to each width.
+
+    steps: how steps are found (after training), or "table" with a `table` of your own · calibration: training inputs on
+    which activation ranges are measured, needed for widths that quantize activations.
+    """
+    wanted = [Width.parse(w) for w in widths]
+    if steps == "rule" or (steps == "table") != (table is not None):
+        raise ConfigError("steps: use 'mse', 'minmax' or 'cover', or 'table' together with table=…")
+    if calibration is None and any(w.activations != FLOAT for w in wanted) and table is None:
+        raise DataError("widths with quantized activations need calibration=…: training inputs to measure ranges on")
+    examples = as_examples(*test, "test data")
+    seen = examples.x[:1] if calibration is None else as_examples(calibration, np.zeros(len(calibration)), "calibration").x
+    evaluator = Evaluator(model, baseline(), sites, ranges, EvaluationOptions(), Data(examples, examples, pipeline),
+                          pipeline(seen), loss, metric)
+    w = trainable(model)
+    return evaluator.score(w, evaluator.table(w, table or StepTable({}), steps), wanted)
+
+
+class Run:
+    """A run folder, opened."""
+
+    def __init__(self, folder: RunFolder, config: Config, model: nn.Module | None, trusted: Collection[str]) -> None:
+        self.folder, self.config, self._model, self._trusted = folder, config, model, trusted
+
+    @staticmethod
+    def load(path: str | Path, model: nn.Module | None = None, trusted: Collection[str] = ()) -> Run:
+        """Open a run. `model` is needed only if the run was trained from a Python object; code outside anybit is
+        imported only from `trusted` modules."""
+        folder = RunFolder.open(Path(path))
+        try:
+            config = read(Config, folder.config())
+        except ConfigError as error:
+            raise RunError(f"{folder.file('config.json')}: {error}") from None
+        return Run(folder, config, model, trusted)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return self.folder.lines("metrics")
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """All widths × step rules, as at the end of the run."""
+        return self.folder.evaluation()
+
+    def task(self) -> Task:
+        """The objects that the run's config names, rebuilt."""
+        if OBJECT in (self.config.data.name, self.config.model.name, self.config.variant.name):
+            raise RunError(f"{self.folder.path} was trained from Python objects, which a folder does not hold: "
+                           "call anybit.evaluate(run.model(), test, table=run.steps(), steps='table')")
+        return build_task(self.config, self._trusted)
+
+    def model(self) -> nn.Module:
+        """The trained model."""
+        model = self._model if self._model is not None else self.task().model
+        return with_weights(model, self.folder.model())
+
+    def steps(self) -> StepTable:
+        """The step table that belongs to the model."""
+        model = self.model()
+        prepared, parameters = prepare(model, options=self.config.sites), dict(model.named_parameters())
+        channel = {site: (parameters[name].shape[0], *[1] * (parameters[name].dim() - 1))
+                   for site, name in weight_sites(prepared).items() if self.config.sites.per_channel}
+        shapes = {site: channel.get(site, ()) for site in quantizers(prepared)}
+        return StepTable.from_json(self.folder.steps(), shapes)
+
+    def evaluate(self, widths: Sequence[str], steps: Steps | None = None) -> dict[str, Score]:
+        """{width: (loss, metric)} on the run's test set; `steps` as in the training unless given."""
+        task = self.task()
+        training = Training(task, self.config)
+        w = {name: p.to(training.device) for name, p in self.folder.model().items()}
+        table = self.steps().to(training.device)
+        evaluator = training.evaluator
+        table = evaluator.table(w, table, steps or evaluator.own_steps)
+        return evaluator.score(w, table, [Width.parse(width) for width in widths])

@@ -1,0 +1,54 @@
+"""bound: what Theorem 3.1 says of a finished run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from anybit.cli.console import Debug, Import, Json, print_json, print_table, say
+from anybit.cli.training import RunPath
+
+if TYPE_CHECKING:
+    from anybit.theory_run import RunBound
+
+
+def bound(path: RunPath,
+          smoothness: Annotated[float | None, typer.Option("--L", help="Smoothness L; estimated if not given.")] = None,
+          sigma_l: Annotated[float | None, typer.Option("--sigma-l", help="σ_l: batches within a client.")] = None,
+          sigma_g: Annotated[float | None, typer.Option("--sigma-g", help="σ_g: clients among each other.")] = None,
+          gap: Annotated[float | None, typer.Option("--gap", help="F(w_1) − F(w*); default: F(w_1).")] = None,
+          eta_s: Annotated[float | None, typer.Option("--eta-s", help="η_s; default: the run's server.lr.")] = None,
+          imports: Import = None, json: Json = False, debug: Debug = False) -> None:
+    """Bound ‖∇F‖² of a finished run by Theorem 3.1, term by term; learning rates too large for it are an error."""
+    from anybit.api import Run
+    from anybit.errors import ConfigError
+    from anybit.theory_estimates import Given
+    from anybit.theory_run import run_bound
+
+    result = run_bound(Run.load(path, trusted=imports or []), Given(smoothness, sigma_l, sigma_g, gap, eta_s))
+    if json:
+        print_json(result.as_json())
+    else:
+        _print(result)
+    if result.violation:
+        raise ConfigError(result.violation)
+
+
+def _print(result: RunBound) -> None:
+    from anybit import theory
+
+    s = result.setting
+    for title, values in (("constant", result.constants()), ("coefficient", vars(theory.coefficients(s)))):
+        print_table([title, "value"], [[name, f"{value:.6g}"] for name, value in values.items()])
+    print_table(["condition", "limit", "holds"],
+                [[c.formula, f"{c.limit:.6g}", "yes" if c.holds else "no"] for c in theory.conditions(s)])
+    if result.bound is not None:
+        terms = {**result.bound.terms(), "bound": result.bound.total}
+        print_table(["term", "‖∇F‖² ≤"], [[name.replace("_", " "), f"{value:.4g}"] for name, value in terms.items()])
+    for name, source in result.sources.items():
+        say(f"{name}: {source}")
+    for text in result.outside:
+        say(f"outside the theorem: {text}")
+    for text in result.meaning():
+        say(text)

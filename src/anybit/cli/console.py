@@ -1,0 +1,102 @@
+"""How the command line speaks: tables, plain or JSON, and the progress of a run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from anybit.run import Progress
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")]
+Import = Annotated[list[str] | None, typer.Option(
+    "--import", metavar="MODULE", help="A module of yours that the recipe names; nothing else is imported.")]
+
+
+def say(text: str) -> None:
+    """A line for the person: to stderr, so that stdout stays a table or JSON."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], bold: Sequence[Sequence[bool]] | None = None,
+                title: str | None = None) -> None:
+    """A table: first column left, the others right; cells marked in `bold` stand out."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for i, name in enumerate(columns):
+        table.add_column(name, justify="right" if i else "left", no_wrap=True)
+    for r, row in enumerate(rows):
+        marks = bold[r] if bold else [False] * len(row)
+        table.add_row(*[Text(cell, style="bold green" if mark else "") for cell, mark in zip(row, marks, strict=True)])
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, 200))
+    console.print(table)
+
+
+class _Speed(ProgressColumn):
+    def render(self, task: Any) -> Text:
+        return Text(f"{task.speed:.2f} rounds/s" if task.speed else "– rounds/s")
+
+
+class Reporter:
+    """Follows a run: a live line on a terminal, a plain line now and then without one."""
+
+    def __init__(self, quiet: bool, first_round: int = 0) -> None:
+        self.quiet, self.first_round = quiet, first_round
+        self.bar: Bar | None = None
+        self.started = self.last_line = time.monotonic()
+        self.accuracy = ""
+
+    def on_round(self, progress: Progress) -> None:
+        if self.quiet:
+            return
+        if progress.evaluation:
+            scores = progress.evaluation["scores"]
+            self.accuracy = " ".join(f"{width} {s['metric']:.1f}" for width, s in scores.items())
+        if sys.stderr.isatty():
+            self._live(progress)
+        elif progress.evaluation or progress.round == progress.rounds or time.monotonic() - self.last_line > 10:
+            self._line(progress)
+
+    def _live(self, progress: Progress) -> None:
+        if self.bar is None:
+            self.bar = Bar(TextColumn("round"), MofNCompleteColumn(), BarColumn(20), _Speed(), TextColumn("ETA"),
+                           TimeRemainingColumn(compact=True), TextColumn("loss {task.fields[loss]:.3f}"),
+                           TextColumn("{task.fields[accuracy]}"), console=Console(stderr=True), transient=False)
+            self.bar.start()
+            self.bar.add_task("", total=progress.rounds, completed=progress.round - 1, loss=progress.loss, accuracy="")
+        self.bar.update(self.bar.task_ids[0], completed=progress.round, loss=progress.loss, accuracy=self.accuracy)
+
+    def _line(self, progress: Progress) -> None:
+        self.last_line = time.monotonic()
+        done = progress.round - self.first_round
+        speed = done / max(self.last_line - self.started, 1e-9)
+        eta = (progress.rounds - progress.round) / speed
+        say(f"round {progress.round}/{progress.rounds}  loss {progress.loss:.3f}  {speed:.2f} rounds/s  ETA {eta:.0f} s"
+            + (f"  {self.accuracy}" if progress.evaluation else ""))
+
+    def message(self, text: str) -> None:
+        self.close()
+        if not self.quiet:
+            say(text)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None

@@ -1,0 +1,128 @@
+"""data prepare, data show, data ls: data sets and how they spread over clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from anybit.cli.console import Debug, Import, Json, print_json, print_table, say
+from anybit.cli.recipes import Overrides, Recipe
+
+if TYPE_CHECKING:
+    from anybit.data.cache import Manifest
+    from anybit.data.known import Source
+
+app = typer.Typer(no_args_is_help=True, help="Data sets: prepare them, and see how they spread over clients.")
+
+Name = Annotated[str, typer.Argument(help="cifar10, cifar100, femnist, tinyimagenet, a recipe, a hub id or a folder.")]
+DataDir = Annotated[Path | None, typer.Option(help="Folder with the hub's files (DIR/HUB-ID/…): no download.")]
+
+
+@app.command("prepare")
+def prepare(name: Name, data_dir: DataDir = None,
+            seed: Annotated[int, typer.Option(help="For the test set that is held out where a set has none.")] = 0,
+            called: Annotated[str, typer.Option("--name", help="The name to prepare it under.")] = "",
+            image: Annotated[str, typer.Option(help="Column of the images.")] = "",
+            label: Annotated[str, typer.Option(help="Column of the labels.")] = "",
+            coarse: Annotated[str, typer.Option(help="Column of coarse labels.")] = "",
+            id: Annotated[str, typer.Option(help="Column that says whose an example is.")] = "",
+            train: Annotated[str, typer.Option(help="Name of the training split.")] = "train",
+            test: Annotated[str, typer.Option(help="Name of the test split; '' holds out 10 % instead.")] = "test",
+            folder: Annotated[str, typer.Option(help="Where in the set's folder its files lie.")] = "",
+            size: Annotated[int, typer.Option(help="Resize images to SIZE×SIZE.")] = 0,
+            revision: Annotated[str | None, typer.Option(help="The hub's branch, tag or commit.")] = None,
+            force: Annotated[bool, typer.Option("--force", help="Prepare again, even if it is intact.")] = False,
+            json: Json = False, debug: Debug = False) -> None:
+    """Read, check and store a data set, so that it trains anywhere with torch and numpy alone."""
+    from anybit.data import hub
+
+    given = {role: column for role, column in (("image", image), ("label", label), ("coarse", coarse), ("id", id))
+             if column}
+    known_as, source = _source(name, given, {"train": train, "test": test, "folder": folder, "size": size})
+    _print_sets([hub.prepare(called or known_as, source, data_dir, seed, revision, force, say)], json)
+
+
+@app.command("show")
+def show(recipe: Recipe, overrides: Overrides = None,
+         out: Annotated[Path | None, typer.Option(help="The picture; default: RECIPE-clients.png here.")] = None,
+         imports: Import = None, json: Json = False, debug: Debug = False) -> None:
+    """Draw how labels and sizes spread over the clients of a recipe."""
+    from anybit.build import build_data, build_split
+    from anybit.config import from_recipe
+    from anybit.data.spread import draw, padding, spread
+    from anybit.errors import ConfigError
+
+    config = from_recipe(recipe, overrides or [])
+    data = build_data(config, imports or [])
+    split = build_split(config, data, imports or [])
+    if config.cohort > len(split):
+        raise ConfigError(f"cohort = {config.cohort}, but there are only {len(split)} clients")
+    found = spread(data.train.y.numpy(), split, data.class_names)
+    numbers = {**found.numbers(), **padding(split, config.cohort, config.client.batch_size, config.client.epochs,
+                                            config.seed)}
+    out = out or Path(f"{Path(recipe).with_suffix('').name if recipe.endswith('.toml') else recipe.replace('/', '-')}"
+                      "-clients.png")
+    draw(found, out, f"{config.data.name}, {_describe(config.split)}: {len(split)} clients")
+    if json:
+        print_json({**numbers, "picture": str(out)})
+    else:
+        print_table(["clients", ""], [[key.replace("_", " "), _number(key, value)] for key, value in numbers.items()])
+        say(f"picture: {out}")
+
+
+@app.command("ls")
+def ls(json: Json = False, debug: Debug = False) -> None:
+    """List the prepared data sets."""
+    from anybit.data import cache
+
+    _print_sets(cache.ls(), json)
+
+
+def _source(name: str, columns: dict[str, str], fields: dict[str, Any]) -> tuple[str, Source]:
+    """(name in the cache, source) of a known set, a recipe's data, a hub id or a folder."""
+    from anybit import recipes
+    from anybit.data.known import KNOWN, Columns, source
+    from anybit.errors import ConfigError, did_you_mean
+    from anybit.schema import read
+
+    known_as = ""
+    if name.endswith(".toml") or name in recipes.names():
+        data = recipes.load(name).get("data", {})
+        if data.get("name") in KNOWN:
+            name = data["name"]
+        elif data.get("name") == "images" and data.get("set") and data.get("source"):
+            name, known_as, columns = data["source"], data["set"], {**data.get("columns", {}), **columns}
+        else:
+            raise ConfigError(f"{name}: its data '{data.get('name', 'digits')}' needs no preparing; 'images' does, "
+                              "with data.set and data.source")
+    if name not in KNOWN and "/" not in name and not Path(name).is_dir():
+        raise ConfigError(f"unknown data set '{name}': {did_you_mean(name, KNOWN)}, or give a hub id 'owner/name' or a "
+                          "folder")
+    found = source(name, read(Columns, columns, "columns"), **fields)
+    return known_as or (name if name in KNOWN else Path(name).resolve().name), found
+
+
+def _print_sets(manifests: list[Manifest], json: bool) -> None:
+    if json:
+        print_json([{"name": m.name, "source": m.source, "revision": m.revision, "train": m.counts["train"],
+                     "test": m.counts["test"], "shape": list(m.shape), "classes": len(m.class_names),
+                     "ids": len(m.id_names), "mean": list(m.mean), "std": list(m.std), "note": m.note}
+                    for m in manifests])
+        return
+    print_table(["set", "train", "test", "image", "classes", "ids", "mean", "source", "note"],
+                [[m.name, f"{m.counts['train']:,}", f"{m.counts['test']:,}", "×".join(map(str, m.shape)),
+                  str(len(m.class_names)), str(len(m.id_names) or "–"), "/".join(f"{v:.4f}" for v in m.mean), m.source,
+                  m.note] for m in manifests])
+
+
+def _describe(split: Any) -> str:
+    settings = ", ".join(f"{key} {value}" for key, value in split.arguments.items() if key != "clients")
+    return f"{split.name} {settings}" if settings else str(split.name)
+
+
+def _number(key: str, value: float) -> str:
+    if key.startswith("pad"):
+        return f"{100 * value:.1f} %"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"

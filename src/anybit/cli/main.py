@@ -1,0 +1,39 @@
+"""All verbs, joined."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import click
+import typer
+
+from anybit.cli import inspect, recipes, training
+
+app = typer.Typer(name="anybit", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+                  pretty_exceptions_enable=False, help="Train one federated model that survives every bit-width.")
+app.command("ls")(recipes.ls)
+app.command("show")(recipes.show)
+app.command("cp")(recipes.cp)
+app.command("run")(training.run)
+app.command("resume")(training.resume)
+app.command("eval")(inspect.evaluate)
+app.command("report")(inspect.report)
+app.command("doctor")(inspect.doctor)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code; anybit's own errors pass through to the caller."""
+    try:
+        app(list(arguments), standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.exceptions.Abort:
+        return 130
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output went away (e.g. `| head`): end quietly, also when Python flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0

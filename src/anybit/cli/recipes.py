@@ -1,0 +1,52 @@
+"""ls, show, cp: the recipes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from anybit import recipes
+from anybit.cli.console import Debug, Import, Json, print_json, print_table, say
+from anybit.errors import ConfigError
+
+Recipe = Annotated[str, typer.Argument(help="A recipe's name ('anybit ls'), or a path to a .toml file.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, e.g. rounds=200.")]
+
+
+def ls(prefix: Annotated[str, typer.Argument(help="Only recipes whose name starts so.")] = "", json: Json = False,
+       debug: Debug = False) -> None:
+    """List the recipes."""
+    import sys
+
+    found = {name: recipes.load(name).get("description", "") for name in recipes.names() if name.startswith(prefix)}
+    if json:
+        print_json([{"name": name, "description": text} for name, text in found.items()])
+    elif sys.stdout.isatty():
+        print_table(["recipe", "description"], [[name, text] for name, text in found.items()])
+    else:
+        print("\n".join(found))
+
+
+def show(recipe: Recipe, overrides: Overrides = None, imports: Import = None, debug: Debug = False) -> None:
+    """Print the resolved config of a recipe, every default included, as JSON."""
+    from anybit.build import settled
+    from anybit.config import from_recipe
+    from anybit.schema import plain
+
+    print_json(plain(settled(from_recipe(recipe, overrides or []), imports or [])))
+
+
+def cp(recipe: Recipe, target: Annotated[Path, typer.Argument(help="The new .toml file.")], debug: Debug = False) -> None:
+    """Copy a recipe to a file of your own, with what it extends written out."""
+    if target.suffix != ".toml":
+        raise ConfigError(f"'{target}': a recipe's file ends in .toml")
+    if target.exists():
+        raise ConfigError(f"'{target}' exists: choose another name")
+    text = f"# From {recipe}. Run it with: anybit run {target}\n" + recipes.as_toml(recipes.load(recipe))
+    try:
+        target.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"'{target}' cannot be written ({error.strerror})") from None
+    say(f"wrote {target}; run it with: anybit run {target}")

@@ -1,0 +1,109 @@
+"""run and resume: training, watched and stoppable."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from anybit.cli.console import Debug, Import, Quiet, Reporter, print_json, print_table, say
+from anybit.cli.recipes import Overrides, Recipe
+
+if TYPE_CHECKING:
+    from anybit.config import Config
+    from anybit.run import Task, Watch
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
+
+
+def run(recipe: Recipe, overrides: Overrides = None,
+        path: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/RECIPE-TIME.")] = None,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the config and the cost, and stop.")] = False,
+        imports: Import = None, quiet: Quiet = False, debug: Debug = False) -> None:
+    """Train a recipe."""
+    from anybit.build import build_task, settled
+    from anybit.config import from_recipe
+    from anybit.environment import environment
+    from anybit.folder import RunFolder
+    from anybit.run import Training
+    from anybit.schema import plain
+
+    config = settled(from_recipe(recipe, overrides or []), imports or [])
+    task = build_task(config, imports or [])
+    if dry_run:
+        print_json({"config": plain(config), "cost": _cost(config, task)})
+        return
+    path = path or Path("runs") / f"{Path(recipe).stem if recipe.endswith('.toml') else recipe.replace('/', '-')}-" \
+                                  f"{time.strftime('%Y%m%d-%H%M%S')}"
+    Training(task, config)
+    folder = RunFolder.create(path, plain(config), environment())
+    folder.save_split(task.split)
+    _train(folder, config, task, quiet, resume=False)
+
+
+def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, debug: Debug = False) -> None:
+    """Continue an interrupted run from its last checkpoint."""
+    from anybit.api import Run
+    from anybit.errors import RunError
+
+    run = Run.load(path, trusted=imports or [])
+    if run.folder.finished:
+        raise RunError(f"{path} is finished: see it with 'anybit report {path}'")
+    _train(run.folder, run.config, run.task(), quiet, resume=True)
+
+
+def _train(folder: Any, config: Config, task: Task, quiet: bool, resume: bool) -> None:
+    from anybit.run import Training, Watch
+
+    checkpoints = folder.checkpoints()
+    reporter = Reporter(quiet, first_round=folder.round_of(checkpoints[-1]) if checkpoints else 0)
+    watch = Watch(on_round=reporter.on_round, on_message=reporter.message)
+    reporter.message(f"{folder.path}: {task.variant.name} on {config.data.name}, {len(task.split)} clients, "
+                     f"{config.cohort} a round, {config.engine} engine on {config.device}")
+    try:
+        with folder.locked(), _stoppable(watch):
+            trained = Training(task, config, folder, watch).train(resume)
+    finally:
+        reporter.close()
+    _print_scores(trained.evaluation)
+    say(f"run: {folder.path}   report: anybit report {folder.path}")
+
+
+@contextmanager
+def _stoppable(watch: Watch) -> Iterator[None]:
+    """Ctrl-C or a polite kill ends the run after the current round, with a checkpoint; a second Ctrl-C at once."""
+    def stop(number: int, frame: Any) -> None:
+        if watch.stop:
+            raise KeyboardInterrupt
+        watch.stop = True
+        say("\nstopping after this round (once more to stop at once)")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _print_scores(evaluation: dict[str, Any]) -> None:
+    """The variant's own scores: its sites, its steps."""
+    own, sites = evaluation["grid"][evaluation["own"]], evaluation["sites"]
+    names = [name for name in own if name == "FP32" or name.rstrip("0123456789") == sites]
+    print_table([evaluation["metric"], *names], [[evaluation["variant"], *[f"{own[n]['metric']:.2f}" for n in names]]])
+
+
+def _cost(config: Config, task: Task) -> dict[str, Any]:
+    """What the run computes, counted in images through the model."""
+    mean = sum(len(index) for index in task.split) / len(task.split)
+    evaluations = config.rounds // config.evaluation.every + 1
+    return {"parameters": sum(p.numel() for p in task.model.parameters()), "clients": len(task.split),
+            "training_images": round(config.rounds * config.cohort * config.client.epochs * mean),
+            "evaluation_images": evaluations * len(config.evaluation.bits) * len(task.data.test),
+            "local_steps": round(config.rounds * config.cohort * config.client.epochs
+                                 * -(-mean // config.client.batch_size))}

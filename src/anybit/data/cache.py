@@ -1,0 +1,222 @@
+"""Prepared data sets: one folder per set, with arrays that numpy alone can map and a manifest that says what they are.
+
+<home>/<name>/{train,test}_{images,labels,coarse,ids}.npy and manifest.json; home is $ANYBIT_DATA, or ~/.cache/anybit.
+A set is written beside its place and renamed into it, so a folder that has a manifest was written to the end.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import io
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anybit.errors import AnybitError, DataError
+from anybit.schema import plain, read
+from anybit.tensors import read_json, write_json
+
+FORMAT = 1
+PARTS = ("train", "test")
+_CHUNK = 1 << 24
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a prepared set is and where it comes from."""
+
+    name: str
+    source: str
+    """Hub id or folder name."""
+    revision: str
+    """The hub's commit, or a digest of the local files."""
+    counts: Mapping[str, int]
+    shape: tuple[int, ...]
+    """Of one image: channels, rows, columns."""
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    """Per channel, of the training images in [0, 1]."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    coarse_names: tuple[str, ...] = ()
+    id_names: tuple[str, ...] = ()
+    """Whom examples belong to; the one with most images first."""
+    seed: int = 0
+    """By which the test set was held out, where the source has none."""
+    note: str = ""
+    format: int = FORMAT
+    files: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A set in the cache: arrays by file stem, e.g. train_images, mapped, so that only what is used is in memory."""
+
+    manifest: Manifest
+    arrays: Mapping[str, np.ndarray]
+
+
+def home() -> Path:
+    """Where prepared sets lie."""
+    given = os.environ.get("ANYBIT_DATA")
+    return Path(given) if given else Path.home() / ".cache" / "anybit"
+
+
+def folder(name: str) -> Path:
+    if not _NAME.fullmatch(name):
+        raise DataError(f"data set name '{name}': use letters, digits, '.', '_' and '-'")
+    return home() / name
+
+
+def load(name: str, prepare: str = "") -> Prepared:
+    """Map a prepared set. Sizes are checked always, checksums by `verify` only: reading all bytes takes longer."""
+    place, fix = folder(name), f"run '{prepare or f'anybit data prepare {name}'}'"
+    if not place.exists():
+        raise DataError(f"{name} is not prepared: {fix} (looked in {place.parent})")
+    try:
+        manifest = _manifest(place)
+        arrays = {Path(file).stem: _map(place / file, facts) for file, facts in _files(manifest).items()}
+        _check_lengths(manifest, arrays)
+    except (AnybitError, ValueError, OSError, EOFError) as error:
+        raise DataError(f"the prepared {name} is damaged ({error}): {fix} to rebuild it") from None
+    return Prepared(manifest, arrays)
+
+
+def verify(name: str) -> Manifest | None:
+    """The manifest if every byte is as it was written, else none."""
+    try:
+        manifest = load(name).manifest
+        intact = all(_digest(folder(name) / file) == facts.sha256 for file, facts in _files(manifest).items())
+    except (DataError, OSError):
+        return None
+    return manifest if intact else None
+
+
+def ls() -> list[Manifest]:
+    """All prepared sets that can be loaded."""
+    found = []
+    for place in sorted(home().glob("*/manifest.json")):
+        with suppress(DataError):
+            found.append(load(place.parent.name).manifest)
+    return found
+
+
+@contextmanager
+def locked(name: str) -> Iterator[None]:
+    """One process at a time prepares a set; the lock ends with the process, however it ends."""
+    place = folder(name)
+    lock = place.parent / f".{name}.lock"
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+    except OSError as error:
+        raise DataError(f"{place.parent} cannot be written ({error.strerror}): set ANYBIT_DATA to another folder") \
+            from None
+    with open(lock, "r+") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def write(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> Manifest:
+    """Store a set under its name, whole or not at all. The caller holds the lock."""
+    place = folder(manifest.name)
+    for stale in place.parent.glob(f".{manifest.name}.*.part"):
+        shutil.rmtree(stale, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{manifest.name}.", suffix=".part", dir=place.parent))
+    try:
+        files = {f"{stem}.npy": _save(part / f"{stem}.npy", array) for stem, array in sorted(arrays.items())}
+        manifest = read(Manifest, {**plain(manifest), "files": plain(files)})
+        write_json(part / "manifest.json", plain(manifest))
+        part.chmod(0o755)
+        if place.exists():
+            place.rename(part / "old")
+        part.rename(place)
+        shutil.rmtree(place / "old", ignore_errors=True)
+    except OSError as error:
+        need = sum(array.nbytes for array in arrays.values()) / 1e6
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        why = f"the disk is full, {need:.0f} MB are needed" if full else error.strerror
+        raise DataError(f"{manifest.name} cannot be written to {place.parent} ({why}): nothing was kept; free some "
+                        "space or set ANYBIT_DATA to another folder") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return manifest
+
+
+def _manifest(place: Path) -> Manifest:
+    content = read_json(place / "manifest.json")
+    manifest: Manifest = read(Manifest, content)
+    if manifest.format != FORMAT:
+        raise DataError(f"its format is {manifest.format}, this anybit reads {FORMAT}")
+    return manifest
+
+
+def _files(manifest: Manifest) -> dict[str, FileFacts]:
+    files = {file: read(FileFacts, facts, file) for file, facts in manifest.files.items()}
+    if strange := [file for file in files if Path(file).name != file or not file.endswith(".npy")]:
+        raise DataError(f"its manifest names '{strange[0]}'")
+    for part in PARTS:
+        for stem in ("images", "labels"):
+            if f"{part}_{stem}.npy" not in files:
+                raise DataError(f"{part}_{stem}.npy is missing from its manifest")
+    return files
+
+
+def _map(path: Path, facts: FileFacts) -> np.ndarray:
+    size = path.stat().st_size
+    if size != facts.bytes:
+        raise DataError(f"{path.name} has {size} bytes, not {facts.bytes}")
+    # copy-on-write: nothing can change the file, and torch may wrap the memory without a warning
+    array: np.ndarray = np.load(path, mmap_mode="c", allow_pickle=False)
+    return array
+
+
+def _check_lengths(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
+    for stem, array in arrays.items():
+        count = manifest.counts.get(stem.partition("_")[0])
+        images = stem.endswith("_images")
+        if len(array) != count or array.dtype != (np.uint8 if images else np.int64):
+            raise DataError(f"{stem}.npy holds {len(array)} values of {array.dtype}, not what its manifest says")
+        if images and array.shape[1:] != manifest.shape:
+            raise DataError(f"{stem}.npy holds images of {array.shape[1:]}, its manifest says {manifest.shape}")
+
+
+def _save(path: Path, array: np.ndarray) -> FileFacts:
+    """Written through a file handle: a full disk is then an error, where a memory map would end the process."""
+    array = np.ascontiguousarray(array)
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    body = array.reshape(-1).view(np.uint8)
+    digest = hashlib.sha256(header.getbuffer())
+    with open(path, "wb") as file:
+        file.write(header.getbuffer())
+        for start in range(0, len(body), _CHUNK):
+            chunk = body[start:start + _CHUNK].data
+            file.write(chunk)
+            digest.update(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    path.chmod(0o644)
+    return FileFacts(header.tell() + len(body), digest.hexdigest())
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

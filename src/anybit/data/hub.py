@@ -1,0 +1,230 @@
+"""Prepare data sets: from the Hugging Face hub, or from its files in a folder, into the cache. Needs the extra 'data'.
+
+A download only fetches the hub's files into the hub's own cache; they are then read as local files are, so both give
+the same set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from anybit.data import cache
+from anybit.data.cache import Manifest
+from anybit.data.decode import Table, libraries, read_image_folder, read_parquet
+from anybit.data.known import Columns, Source, check_facts
+from anybit.errors import DataError
+from anybit.randomness import generator
+
+HELD_OUT = 0.1
+"""Share of every id's images (or of all) that becomes the test set where a source has none."""
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})")
+
+Say = Callable[[str], None]
+
+
+def prepare(name: str, source: Source, data_dir: Path | None = None, seed: int = 0, revision: str | None = None,
+            force: bool = False, say: Say = lambda text: None) -> Manifest:
+    """Write the set `name` into the cache, unless it is there already and intact.
+
+    data_dir: a folder with the hub's files, `data_dir`/<hub id>/…; without it they are downloaded.
+    """
+    libraries()
+    with cache.locked(name):
+        local = _local_root(source, data_dir)
+        files = _find(source, local) if local is not None else None
+        digest = _files_digest(source, local, files) if local is not None and files is not None else None
+        old = None if force else cache.verify(name)
+        if old is not None and (old.source, old.seed) == (_label(source), seed) and _same_columns(old, source) \
+                and digest in (None, old.revision):
+            say(f"{name} is prepared already")
+            return old
+        if local is None or files is None:
+            say(f"downloading {source.id}")
+            local, digest = _download(source, revision)
+            files = _find(source, local)
+        say(f"reading {name}")
+        tables = {part: _read(source, local, part, paths) for part, paths in files.items()}
+        manifest, arrays = _assemble(name, source, tables, seed, digest or "")
+        say(f"writing {name}")
+        return cache.write(manifest, arrays)
+
+
+def _label(source: Source) -> str:
+    """A folder is named by its last part: manifests travel to other machines."""
+    return Path(source.id).resolve().name if source.is_folder else source.id
+
+
+def _same_columns(old: Manifest, source: Source) -> bool:
+    return dict(old.columns) == source.column_names() and (not source.size or old.shape[1:] == (source.size,) * 2)
+
+
+def _local_root(source: Source, data_dir: Path | None) -> Path | None:
+    if source.is_folder:
+        return Path(source.id)
+    if data_dir is None:
+        return None
+    root = data_dir / source.id
+    if not root.is_dir():
+        raise DataError(f"{data_dir} has no folder {source.id}: it must hold {_expected(source)}, as on the hub")
+    return root
+
+
+def _expected(source: Source, split: str = "") -> str:
+    return str(Path(_label(source), source.folder, f"{split or source.train}-00000-of-00001.parquet"))
+
+
+def _parts(source: Source) -> dict[str, str]:
+    return {"train": source.train, **({"test": source.test} if source.test else {})}
+
+
+def _find(source: Source, root: Path) -> dict[str, list[Path]]:
+    """The files of every part; an empty list where the part is a folder of images."""
+    found = {}
+    for part, split in _parts(source).items():
+        base = root / source.folder
+        paths = sorted({p for pattern in (f"{split}-*.parquet", f"{split}.parquet", f"{split}/*.parquet")
+                        for p in base.glob(pattern if source.folder else f"**/{pattern}")})
+        if len({p.parent for p in paths}) > 1:
+            folders = ", ".join(sorted({str(p.parent.relative_to(root)) for p in paths}))
+            raise DataError(f"{root} has '{split}' files in several folders ({folders}): choose one with --folder")
+        if not paths and not (source.facts is None and (base / split).is_dir()):
+            raise DataError(f"{root} has no '{split}' files: expected {_expected(source, split)}, as on the hub, or "
+                            "images in folders named after their classes")
+        _check_shards(paths)
+        found[part] = paths
+    return found
+
+
+def _check_shards(paths: list[Path]) -> None:
+    shards = [(m[1], m[2], p) for p in paths if (m := _SHARD.search(p.name))]
+    if shards and len(shards) != int(shards[0][1]):
+        raise DataError(f"{shards[0][2].parent} has {len(shards)} of {int(shards[0][1])} files like "
+                        f"{shards[0][2].name}: fetch the others too")
+
+
+def _files_digest(source: Source, root: Path, files: dict[str, list[Path]]) -> str:
+    """Stands for the content of local files in the manifest, as a commit does for the hub's."""
+    digest = hashlib.sha256()
+    for part, split in _parts(source).items():
+        paths = files[part] or sorted(p for p in (root / source.folder / split).rglob("*") if p.is_file())
+        for path in paths:
+            with open(path, "rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return f"sha256:{digest.hexdigest()[:16]}"
+
+
+def _download(source: Source, revision: str | None) -> tuple[Path, str]:
+    """Fetch the parquet files into the hub's own cache: (folder, commit)."""
+    import huggingface_hub
+    pattern = f"{source.folder}/*.parquet" if source.folder else "*.parquet"
+    try:
+        place = Path(huggingface_hub.snapshot_download(source.id, repo_type="dataset", revision=revision,
+                                                       allow_patterns=[pattern]))
+    except Exception as error:
+        # the hub's client raises what its HTTP library raises: for the user all of it means "no download"
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{source.id} cannot be downloaded ({reason}): check the network and the name, or give "
+                        f"--data-dir a folder that holds {_expected(source)}") from None
+    if not any(place.rglob("*.parquet")):
+        raise DataError(f"{source.id} has no parquet files on the hub: try --revision refs/convert/parquet")
+    return place, place.name
+
+
+def _read(source: Source, root: Path, part: str, paths: list[Path]) -> Table:
+    shape = source.facts.shape if source.facts else None
+    if paths:
+        return read_parquet(paths, source.columns, shape, source.size)
+    return read_image_folder(root / source.folder / _parts(source)[part], shape, source.size)
+
+
+def _assemble(name: str, source: Source, tables: dict[str, Table], seed: int,
+              revision: str) -> tuple[Manifest, dict[str, np.ndarray]]:
+    """Number classes and ids, hold out a test set if there is none, check, and describe."""
+    columns = source.columns if any(source.columns.label in t.columns for t in tables.values()) else Columns()
+    labels, class_names = _numbered(tables, columns.label)
+    coarse, coarse_names = _numbered(tables, columns.coarse)
+    ids, id_names = _numbered(tables, columns.id)
+    _check_classes(name, labels["train"], class_names)
+    arrays: dict[str, dict[str, np.ndarray]] = {}
+    for part, table in tables.items():
+        arrays[part] = {"images": table.images, "labels": labels[part]}
+        arrays[part] |= {key: value[part] for key, value in (("coarse", coarse), ("ids", ids)) if value}
+    if ids:
+        arrays, id_names = _largest_first(arrays, id_names)
+    if "test" not in arrays:
+        arrays = _held_out(arrays["train"], seed)
+    shape, mean, std = tables["train"].images.shape[1:], *_statistics(arrays["train"]["images"])
+    if arrays["test"]["images"].shape[1:] != shape:
+        raise DataError(f"{name}: test images are {arrays['test']['images'].shape[1:]}, training images {shape}")
+    note = "" if source.facts is None else check_facts(
+        name, source.facts, {part: a["labels"] for part, a in arrays.items()}, len(coarse_names), shape, mean)
+    manifest = Manifest(name, _label(source), revision, {part: len(a["labels"]) for part, a in arrays.items()}, shape,
+                        class_names, mean, std, source.column_names(), coarse_names, id_names, seed, note)
+    return manifest, {f"{part}_{key}": value for part, a in arrays.items() for key, value in a.items()}
+
+
+def _numbered(tables: dict[str, Table], column: str) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """A column as 0 … n−1 in every part, and what the numbers stand for."""
+    if not column or not all(column in t.columns for t in tables.values()):
+        return {}, ()
+    names = tables["train"].names.get(column)
+    if names is not None:
+        numbers = {part: t.columns[column].astype(np.int64) for part, t in tables.items()}
+        for part, values in numbers.items():
+            if values.min() < 0 or values.max() >= len(names):
+                bad = int(((values < 0) | (values >= len(names))).argmax())
+                raise DataError(f"{part} example {bad} has {column} {int(values[bad])}, but it has {len(names)} names")
+        return numbers, names
+    found, inverse = np.unique(np.concatenate([t.columns[column] for t in tables.values()]), return_inverse=True)
+    ends = np.cumsum([len(t.images) for t in tables.values()])[:-1]
+    return dict(zip(tables, np.split(inverse.astype(np.int64), ends), strict=True)), tuple(map(str, found))
+
+
+def _check_classes(name: str, labels: np.ndarray, class_names: tuple[str, ...]) -> None:
+    if missing := np.flatnonzero(np.bincount(labels, minlength=len(class_names)) == 0).tolist():
+        listed = ", ".join(class_names[c] for c in missing[:5]) + (" …" if len(missing) > 5 else "")
+        raise DataError(f"{name}: no training image of {len(missing)} of the {len(class_names)} classes ({listed}): "
+                        "the files are not complete, or their class names are not theirs")
+
+
+def _largest_first(arrays: dict[str, dict[str, np.ndarray]], names: tuple[str, ...]
+                   ) -> tuple[dict[str, dict[str, np.ndarray]], tuple[str, ...]]:
+    """Number ids by how many images they have and sort by them: the n largest ids are then the start of every array."""
+    count = sum(np.bincount(a["ids"], minlength=len(names)) for a in arrays.values())
+    order = np.argsort(-np.asarray(count), kind="stable")
+    rank = np.empty(len(names), np.int64)
+    rank[order] = np.arange(len(names))
+    out = {}
+    for part, a in arrays.items():
+        ids = rank[a["ids"]]
+        by_id = np.argsort(ids, kind="stable")
+        out[part] = {key: (ids if key == "ids" else value)[by_id] for key, value in a.items()}
+    return out, tuple(names[i] for i in order)
+
+
+def _held_out(a: dict[str, np.ndarray], seed: int) -> dict[str, dict[str, np.ndarray]]:
+    """10 % of every id's images (of all, where there are no ids), drawn by seed, become the test set."""
+    n = len(a["labels"])
+    ids = a.get("ids", np.zeros(n, np.int64))
+    order = np.lexsort((generator(seed, "hold-out").random(n), ids))
+    size = np.bincount(ids)
+    place = np.arange(n) - (np.cumsum(size) - size)[ids[order]]
+    test = np.zeros(n, bool)
+    test[order] = place < np.round(HELD_OUT * size)[ids[order]]
+    if not test.any():
+        raise DataError(f"{n} images are too few to hold out a test set: name a test split")
+    return {"train": {k: v[~test] for k, v in a.items()}, "test": {k: v[test] for k, v in a.items()}}
+
+
+def _statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel of images in [0, 1], from counts of the 256 values: no float copy."""
+    count = np.stack([np.bincount(images[:, c].reshape(-1), minlength=256) for c in range(images.shape[1])])
+    share, value = count / count.sum(1, keepdims=True), np.arange(256) / 255
+    mean = share @ value
+    std = np.sqrt(np.maximum((share * (value - mean[:, None]) ** 2).sum(1), 1e-24))
+    return tuple(mean.tolist()), tuple(std.tolist())

@@ -1,0 +1,97 @@
+"""How labels and sizes spread over the clients: numbers and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from anybit.errors import DataError, MissingExtra
+from anybit.federated.cohort import build_cohort, sample_clients
+from anybit.quant.grid import FLOAT, Width
+
+MOST_CLIENTS = 100
+"""More columns than this cannot be told apart in the picture; the clients in between are left out."""
+_ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Examples per (client, class)."""
+
+    counts: np.ndarray
+    class_names: tuple[str, ...]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        sizes: np.ndarray = self.counts.sum(1)
+        return sizes
+
+    def numbers(self) -> dict[str, float]:
+        """What the spread looks like in a few numbers; effective labels: exp of the entropy of a client's labels."""
+        share = self.counts / self.sizes[:, None]
+        entropy = -(share * np.log(np.where(share > 0, share, 1))).sum(1)
+        return {"clients": len(self.sizes), "examples": int(self.sizes.sum()),
+                "smallest": int(self.sizes.min()), "median": float(np.median(self.sizes)),
+                "mean": float(self.sizes.mean()), "largest": int(self.sizes.max()),
+                "labels": float((self.counts > 0).sum(1).mean()), "effective_labels": float(np.exp(entropy).mean())}
+
+
+def spread(labels: np.ndarray, split: Sequence[np.ndarray], class_names: tuple[str, ...] = ()) -> Spread:
+    """Count every client's labels."""
+    classes = max(int(labels.max()) + 1, len(class_names))
+    counts = np.stack([np.bincount(labels[index], minlength=classes) for index in split])
+    return Spread(counts, class_names or tuple(map(str, range(classes))))
+
+
+def padding(split: Sequence[np.ndarray], cohort: int, batch_size: int, epochs: int, seed: int) -> dict[str, float]:
+    """The share of computed samples that is padding when clients are stacked, over the first rounds of a run.
+
+    padded_to_largest: what it would be if every client were padded to the largest of its cohort.
+    """
+    shares = []
+    for round in range(_ROUNDS):
+        clients = sample_clients(seed, round, len(split), cohort)
+        built = build_cohort(seed, round, clients, [Width(FLOAT, FLOAT)] * cohort, split, batch_size, epochs,
+                             torch.device("cpu"))
+        shares.append((built.padding_share(), built.padding_share(segmented=False)))
+    mean = np.mean(shares, 0)
+    return {"padding": float(mean[0]), "padded_to_largest": float(mean[1])}
+
+
+def draw(found: Spread, path: Path, heading: str) -> None:
+    """A heat map of labels over clients beside a histogram of their sizes."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtra("matplotlib", "report", "drawing a picture") from None
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure.suptitle(heading)
+    labels, sizes = figure.subplots(1, 2, width_ratios=[1.7, 1])
+    _heat_map(figure, labels, found)
+    sizes.hist(found.sizes, bins=min(30, max(5, len(np.unique(found.sizes)))), color="#4472a8")
+    title = f"sizes: {found.sizes.min()} to {found.sizes.max()}"
+    sizes.set(xlabel="examples of a client", ylabel="clients", title=title)
+    try:
+        figure.savefig(path, dpi=110)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be written ({error}): name a .png or .svg file in a folder that exists") \
+            from None
+
+
+def _heat_map(figure: Any, axes: Any, found: Spread) -> None:
+    clients, classes = found.counts.shape
+    shown = np.linspace(0, clients - 1, min(clients, MOST_CLIENTS)).round().astype(int)
+    image = axes.imshow((found.counts / found.sizes[:, None])[shown].T, aspect="auto", interpolation="nearest",
+                        cmap="viridis", vmin=0)
+    some = "" if len(shown) == clients else f" ({len(shown)} of {clients})"
+    axes.set(xlabel=f"client{some}", title="share of each label in a client's examples")
+    ticks = np.unique(np.linspace(0, classes - 1, min(classes, 31)).round().astype(int))
+    axes.set_yticks(ticks, [found.class_names[i] for i in ticks], fontsize=8 if classes <= 20 else 6)
+    places = np.unique(np.linspace(0, len(shown) - 1, 6).round().astype(int))
+    axes.set_xticks(places, shown[places])
+    figure.colorbar(image, ax=axes, pad=0.01)

@@ -1,0 +1,145 @@
+"""The report: one HTML page that needs nothing else, with the same tables and plots as files beside it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from anybit import recipes
+from anybit.errors import MissingExtra, RunError
+from anybit.report import plots, weights
+from anybit.report.read import RunRecord, read_runs
+from anybit.report.style import Plot, Rendered, colour, inline, render, require_matplotlib, styled
+from anybit.report.tables import (
+    Table,
+    accuracy_table,
+    config_differences,
+    environment_rows,
+    grid_csv,
+    grid_table,
+)
+from anybit.tensors import write_bytes
+
+_COMPONENTS = ("data", "split", "model", "variant")
+
+
+def write_report(runs: Sequence[Path], out: Path) -> Path:
+    """Compare runs in the folder `out`: index.html, accuracy.csv, grid.csv, every plot as SVG and PNG, and a recipe per
+    run. The page is written last, and its path returned."""
+    require_matplotlib()
+    records = read_runs(runs)
+    _write({}, out)
+    with styled():
+        sections = {"accuracy": plots.accuracy_plots(records), "curves": plots.curve_plots(records),
+                    "weights": weights.weight_plots(records), "layers": plots.layer_plots(records)}
+        rendered = {plot.name: render(plot) for section in sections.values() for plot in section}
+    table = accuracy_table(records)
+    content = {"accuracy.csv": table.as_csv().encode(), "grid.csv": grid_csv(records).encode()}
+    for name, plot in rendered.items():
+        content |= {f"{name}.svg": plot.svg, f"{name}.png": plot.png}
+    for record, file in zip(records, recipe_files(records), strict=True):
+        if file:
+            content[file] = recipes.as_toml(_without_none(record.config)).encode()
+    content["index.html"] = _page(records, table, sections, rendered).encode()
+    _write(content, out)
+    return out / "index.html"
+
+
+def _write(content: Mapping[str, bytes], out: Path) -> None:
+    """Called with nothing first, so that a folder that cannot be had is noticed before anything is drawn."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, data in content.items():
+            write_bytes(out / name, data)
+    except OSError as error:
+        raise RunError(f"{out} cannot be written ({error.strerror}): choose another folder with --out") from None
+
+
+def recipe_files(records: Sequence[RunRecord]) -> list[str | None]:
+    """The file names of the runs' recipes; none for a run of Python objects, which no recipe can name."""
+    taken: list[str | None] = []
+    for record in records:
+        slug = re.sub(r"[^\w.-]+", "-", record.name, flags=re.ASCII).strip("-.") or "run"
+        name: str = f"{slug}.toml"
+        number = 2
+        while name in taken:
+            name, number = f"{slug}-{number}.toml", number + 1
+        taken.append(name if _has_recipe(record) else None)
+    return taken
+
+
+def _has_recipe(record: RunRecord) -> bool:
+    names = [str(record.config.get(what, {}).get("name", "<")) for what in _COMPONENTS]
+    return not any(name.startswith("<") for name in names)
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    """TOML has no null: a key that is left out is none by default."""
+    return {key: _without_none(value) if isinstance(value, dict) else value
+            for key, value in table.items() if value is not None}
+
+
+def commands(records: Sequence[RunRecord]) -> list[str]:
+    """What to type to train every run again, to finish those that are not, and to make this page."""
+    lines = []
+    for record, file in zip(records, recipe_files(records), strict=True):
+        if not file:
+            lines.append(f"# {record.name} was trained from Python objects: call anybit.fit again")
+            continue
+        names = [str(record.config[what]["name"]) for what in _COMPONENTS]
+        modules = dict.fromkeys(name.partition(":")[0] for name in names if ":" in name)
+        imports = [word for module in modules for word in ("--import", module)]
+        lines.append(shlex.join(["anybit", "run", file, *imports]))
+    lines += [shlex.join(["anybit", "resume", str(r.path)]) for r in records if not r.finished]
+    return [*lines, shlex.join(["anybit", "report", *(str(r.path) for r in records)])]
+
+
+def _page(records: Sequence[RunRecord], table: Table, sections: dict[str, list[Plot]],
+          rendered: dict[str, Rendered]) -> str:
+    try:
+        import jinja2
+        from markupsafe import Markup
+    except ImportError:
+        raise MissingExtra("jinja2", "report", "the report") from None
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+                                     lstrip_blocks=True)
+    environment.globals["zip"] = zip
+    template = environment.from_string(files("anybit.report").joinpath("page.html.j2").read_text(encoding="utf-8"))
+    return template.render(
+        runs=[_facts(record, i, table) for i, record in enumerate(records)], table=table, sections=sections,
+        rows=list(zip(table.rows, table.cells(), table.marks(), strict=True)),
+        svg={name: Markup(inline(plot.svg, name)) for name, plot in rendered.items()},
+        grids=[(r, [grid_table(r, "metric"), grid_table(r, "loss")]) for r in records if r.grid],
+        differences=config_differences(records), environment=environment_rows(records), commands=commands(records))
+
+
+def _facts(record: RunRecord, number: int, table: Table) -> dict[str, Any]:
+    """What the page says of a run at its head."""
+    cell = {row.width: cells[number + 1] for row, cells in zip(table.rows, table.cells(), strict=True)}
+    seconds = [float(entry["seconds"]) for entry in record.timing if "seconds" in entry]
+    config = record.config
+    facts = {"variant": record.variant, "data": config.get("data", {}).get("name"),
+             "model": config.get("model", {}).get("name"), "clients": _clients(record),
+             "rounds": f"{record.rounds} of {config.get('rounds', '?')}" if not record.finished else str(record.rounds),
+             "steps": record.own, "time": _duration(sum(seconds)) if seconds else None}
+    return {"name": record.name, "colour": colour(number), "finished": record.finished,
+            "facts": {key: str(value) for key, value in facts.items() if value is not None},
+            "scores": [(width, cell[width]) for width in dict.fromkeys(("FP32", record.lowest)) if width in cell]}
+
+
+def _clients(record: RunRecord) -> str | None:
+    sizes = record.split_sizes
+    if not sizes:
+        return None
+    each = f"{min(sizes)}–{max(sizes)}" if min(sizes) < max(sizes) else f"{sizes[0]}"
+    return f"{len(sizes)}, {record.config.get('cohort', '?')} a round, {each} examples each"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,130 @@
+"""How plots look: one style for all, and the same bytes for the same runs."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from anybit.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PAPER, INK, QUIET, LINE = "#ffffff", "#1d232b", "#5d6875", "#dfe3e8"
+"""Background, text, secondary text and rules. On the page each becomes the CSS variable that follows the theme."""
+_VARIABLES = {PAPER: "var(--paper)", INK: "var(--ink)", QUIET: "var(--quiet)", LINE: "var(--line)"}
+
+# Okabe and Ito's palette, told apart also without colour vision, less the yellow and black that vanish on one theme.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8a8f98")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+FULL, HALF = 8.6, 4.2
+"""Widths of figures in inches: across the page, and two side by side."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure under the name of its files."""
+
+    name: str
+    title: str
+    caption: str
+    figure: Figure
+    wide: bool = False
+    """Whether it needs the page's whole width."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """The files of a plot."""
+
+    svg: bytes
+    png: bytes
+
+
+def colour(number: int) -> str:
+    """The colour of a run, the same in all plots and on the page."""
+    return COLOURS[number % len(COLOURS)]
+
+
+def marker(number: int) -> str:
+    """With more runs than colours, marker and colour together still tell them apart."""
+    return MARKERS[number % len(MARKERS)]
+
+
+def require_matplotlib() -> None:
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise MissingExtra("matplotlib", "report", "the report") from None
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Draw and render inside: the user's own matplotlib settings neither leak in nor are changed."""
+    import matplotlib
+
+    settings: dict[Any, Any] = {
+        "figure.facecolor": PAPER, "savefig.facecolor": PAPER, "axes.facecolor": PAPER,
+        "figure.constrained_layout.use": True, "font.family": ["sans-serif"],
+        "font.sans-serif": ["DejaVu Sans"], "font.size": 8, "text.parse_math": False,
+        "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": LINE, "xtick.color": LINE, "ytick.color": LINE,
+        "xtick.labelcolor": QUIET, "ytick.labelcolor": QUIET, "axes.labelsize": 8, "xtick.labelsize": 7.5,
+        "ytick.labelsize": 7.5, "axes.titlesize": 8.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
+        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y",
+        "axes.axisbelow": True, "grid.color": LINE, "grid.linewidth": 0.6, "lines.linewidth": 1.6,
+        "lines.markersize": 4.5, "legend.frameon": False, "legend.fontsize": 8, "path.simplify": False,
+        "svg.fonttype": "none", "svg.hashsalt": "anybit",
+    }
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # A run's name may be in any script; browsers have the glyphs that matplotlib's font lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(settings)
+        yield
+
+
+def figure(width: float, height: float) -> Figure:
+    """A figure that belongs to nobody: no pyplot, no global list."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height))
+
+
+def legend(figure: Figure, axes: Axes, handles: Sequence[object], names: Sequence[str], width: float) -> None:
+    """Above the plot, as many columns as fit."""
+    longest = max(map(len, names))
+    columns = max(1, min(len(names), int(width * 13 / (longest + 5))))
+    # The names are set afterwards, because matplotlib hides labels that begin with an underscore.
+    box = figure.legend(handles, [str(i) for i in range(len(names))], loc="outside upper left",  # type: ignore[call-overload]
+                        ncols=columns, handlelength=1.8, columnspacing=1.6, borderaxespad=0.2)
+    for text, name in zip(box.get_texts(), names, strict=True):
+        text.set_text(name)
+
+
+def render(plot: Plot) -> Rendered:
+    """SVG (without a date) and PNG."""
+    svg, png = io.BytesIO(), io.BytesIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    plot.figure.savefig(svg, format="svg", metadata=nothing)
+    plot.figure.savefig(png, format="png", dpi=200, metadata={"Software": None})
+    return Rendered(svg.getvalue(), png.getvalue())
+
+
+def inline(svg: bytes, name: str) -> str:
+    """An SVG file as part of a page: no prolog, no fixed size, ids that no other plot has, colours of the theme."""
+    text = svg.decode()
+    text = text[text.index("<svg"):]
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", text)
+    for literal, variable in _VARIABLES.items():
+        text = text.replace(literal, variable)
+    return text

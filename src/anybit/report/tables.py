@@ -1,0 +1,170 @@
+"""Tables as plain data: the command line prints them, the page shows them, CSV and JSON keep them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from anybit.quant.grid import FLOAT, Width
+from anybit.report.read import RunRecord
+
+Score = Literal["metric", "loss"]
+
+MISSING = "–"
+_LOWER_IS_BETTER = ("loss", "error", "entropy", "perplexity", "mse", "mae", "distance")
+_GROUPS = ("full precision", "weights", "activations", "weights and activations", "mixed")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One width."""
+
+    width: str
+    group: str
+    """Which tensors are quantized: none, weights, activations, both, or each at bits of its own."""
+    values: tuple[float | None, ...]
+    best: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A score at widths (rows) × runs or step rules (the columns after the first)."""
+
+    score: str
+    lower_is_better: bool
+    digits: int
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def cells(self) -> list[list[str]]:
+        """The rows as text."""
+        return [[row.width, *(MISSING if v is None else f"{v:.{self.digits}f}" for v in row.values)]
+                for row in self.rows]
+
+    def marks(self) -> list[list[bool]]:
+        """Which of `cells` is the best of its row; ties are all marked, and nothing is where nothing is compared."""
+        return [[False, *row.best] for row in self.rows]
+
+    def as_json(self) -> dict[str, Any]:
+        names = self.columns[1:]
+        return {"score": self.score, "better": "lower" if self.lower_is_better else "higher",
+                "rows": [{"width": row.width, "values": dict(zip(names, row.values, strict=True)),
+                          "best": [n for n, best in zip(names, row.best, strict=True) if best]} for row in self.rows]}
+
+    def as_csv(self) -> str:
+        """With all digits; a missing value is an empty cell."""
+        return _csv([self.columns, *([row.width, *row.values] for row in self.rows)])
+
+
+def shared_metric(runs: Sequence[RunRecord]) -> str | None:
+    """The metric by which the runs are compared; none if they have different ones.
+
+    An unfinished run does not know its metric's name and goes with the others; accuracy is the default.
+    """
+    known = {run.metric for run in runs if run.metric is not None}
+    if len(known) > 1:
+        return None
+    return known.pop() if known else "accuracy"
+
+
+def accuracy_table(runs: Sequence[RunRecord]) -> Table:
+    """One column per run at its own step rule. Runs with different metrics are compared by their loss."""
+    metric = shared_metric(runs)
+    key: Score = "metric" if metric else "loss"
+    return _table(metric or "loss", key, [run.name for run in runs], [run.scores for run in runs])
+
+
+def grid_table(run: RunRecord, key: Score = "metric") -> Table:
+    """All step rules of one run."""
+    name = (shared_metric([run]) or key) if key == "metric" else "loss"
+    return _table(name, key, list(run.grid), list(run.grid.values()))
+
+
+def grid_csv(runs: Sequence[RunRecord]) -> str:
+    """Everything that was evaluated, one line per run, step rule and width."""
+    lines: list[Sequence[object]] = [("run", "variant", "steps", "width", "loss", "metric")]
+    for run in runs:
+        for steps, scores in run.grid.items():
+            lines += [(run.name, run.variant, steps, width, scores[width].get("loss"), scores[width].get("metric"))
+                      for width in sorted_widths(scores)]
+    return _csv(lines)
+
+
+def _table(score: str, key: Score, names: Sequence[str], columns: Sequence[Mapping[str, Mapping[str, float]]]) -> Table:
+    widths = sorted_widths({width for column in columns for width in column})
+    values = [tuple(column.get(width, {}).get(key) for column in columns) for width in widths]
+    lower = any(word in score.lower() for word in _LOWER_IS_BETTER)
+    digits = _digits([v for row in values for v in row if v is not None], score)
+    rows = [Row(width, _GROUPS[_group(Width.parse(width))], row, _best(row, lower, digits))
+            for width, row in zip(widths, values, strict=True)]
+    return Table(score, lower, digits, ("width", *names), tuple(rows))
+
+
+def _best(values: Sequence[float | None], lower: bool, digits: int) -> tuple[bool, ...]:
+    """Values that read the same are the same: nobody should see 67.50 win over 67.50."""
+    shown = [None if v is None else round(v, digits) for v in values]
+    known = [v for v in shown if v is not None]
+    if len(known) < 2:
+        return (False,) * len(values)
+    best = min(known) if lower else max(known)
+    return tuple(v == best for v in shown)
+
+
+def _digits(values: Sequence[float], score: str) -> int:
+    return 2 if score == "accuracy" or max(map(abs, values), default=0) >= 10 else 4
+
+
+def _group(width: Width) -> int:
+    if width.activations == FLOAT:
+        return 0 if width.weights == FLOAT else 1
+    return 2 if width.weights == FLOAT else 3 if width.weights == width.activations else 4
+
+
+def sorted_widths(names: Iterable[str]) -> list[str]:
+    """FP32 first, then weights, activations, both, mixed; most bits first."""
+    def order(name: str) -> tuple[int, int, int]:
+        width = Width.parse(name)
+        return _group(width), -width.weights, -width.activations
+    return sorted(names, key=order)
+
+
+def config_differences(runs: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
+    """[(dotted key, its value in each run)], only of keys that differ."""
+    return [(key, values) for key, values in _compared([run.config for run in runs]) if len(set(values)) > 1]
+
+
+def environment_rows(runs: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
+    """[(fact, [its value])], or its value in each run where they differ."""
+    return [(key, values if len(set(values)) > 1 else values[:1])
+            for key, values in _compared([run.environment for run in runs])]
+
+
+def _compared(tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    flat = [flatten(table) for table in tables]
+    keys = dict.fromkeys(key for table in flat for key in table)
+    return [(key, [_text(table.get(key, MISSING)) for table in flat]) for key in keys]
+
+
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"server": {"lr": 0.1}} as {"server.lr": 0.1}."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_text, value)) or "none"
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def _csv(lines: Iterable[Iterable[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()

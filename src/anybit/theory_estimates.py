@@ -1,0 +1,171 @@
+"""L, σ_l, σ_g and F(w_1) − F(w*) of a real task, measured on training data in full precision.
+
+The theorem wants them for all w; they are measured at two points, the initial and the trained weights, and on a sample
+of clients. What comes out is therefore a lower estimate of L, σ_l and σ_g.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anybit.config import Config
+from anybit.errors import ConfigError
+from anybit.federated.cohort import Batch, build_cohort
+from anybit.objective import client_loss
+from anybit.quant.grid import FLOAT, Width
+from anybit.quant.ranges import StepTable
+from anybit.quant.sites import prepare, quantizers
+from anybit.randomness import generator
+from anybit.run import Task, pick_device
+
+SAMPLED_CLIENTS = 10
+"""Clients whose gradients are measured."""
+SMOOTHNESS_CLIENTS, SMOOTHNESS_STEPS = 3, 8
+"""Clients and steps of the power iteration for L."""
+_REACH = 1e-3
+"""How far the power iteration steps, relative to ‖w‖: small against the weights, large against float32's rounding."""
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Given:
+    """Constants that are known better than they can be estimated."""
+
+    L: float | None = None
+    sigma_l: float | None = None
+    sigma_g: float | None = None
+    gap: float | None = None
+    eta_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """The constants, and in words where each comes from."""
+
+    L: float
+    sigma_l: float
+    sigma_g: float
+    gap: float
+    gradient: float
+    """‖∇F(w)‖² at the trained weights: the mean over the sampled clients."""
+    sources: dict[str, str]
+
+
+@dataclass(frozen=True)
+class ClientView:
+    """One client at one w."""
+
+    loss: float
+    gradient: Tensor
+    variance: float
+    """Σ ‖∇f_s(w, ξ) − ∇F_s(w)‖² / (batches − 1): what independent batches of this size would have."""
+
+
+class Probe:
+    """The clients of a task, seen in full precision: no quantization, no dropout, penalties included."""
+
+    def __init__(self, task: Task, config: Config) -> None:
+        self.task, self.config, self.device = task, config, pick_device("auto")
+        prepared = prepare(task.model.to(self.device), options=config.sites).eval()
+        for site in quantizers(prepared, "activations").values():
+            site.observer = task.variant.observer
+        self.loss = client_loss(prepared, task.variant, StepTable({}), task.data.to(self.device), task.loss, {})
+        self.width = torch.tensor(Width(FLOAT, FLOAT), device=self.device)
+
+    def clients(self) -> list[int]:
+        """A sample of the clients, by the run's seed."""
+        everybody = len(self.task.split)
+        chosen = generator(self.config.seed, "bound").permutation(everybody)[:SAMPLED_CLIENTS]
+        return [int(c) for c in chosen]
+
+    def batches(self, client: int) -> list[Batch]:
+        """One epoch of a client."""
+        cohort = build_cohort(self.config.seed, 0, [client], [Width(FLOAT, FLOAT)], self.task.split,
+                              self.config.client.batch_size, 1, self.device)
+        return cohort.batches(0)
+
+    def view(self, w: Tensors, client: int) -> ClientView:
+        """Loss, gradient and the variance of mini-batch gradients of one client."""
+        batches = self.batches(client)
+        share = torch.tensor([float(xi.rows.sum()) for xi in batches])
+        share /= share.sum()
+        values, gradients = zip(*(self._gradient(w, xi) for xi in batches), strict=True)
+        mean = torch.tensordot(share.to(self.device), torch.stack(gradients), dims=1)
+        spread = sum(float((g - mean).double().square().sum()) for g in gradients)
+        return ClientView(float((share * torch.stack(values)).sum()), mean, spread / max(len(batches) - 1, 1))
+
+    def _gradient(self, w: Tensors, xi: Batch) -> tuple[Tensor, Tensor]:
+        gradient, value = torch.func.grad_and_value(lambda p: self.loss(p, self.width, xi)[0])(dict(w))
+        return value.detach().cpu(), flat(gradient)
+
+
+def estimate(probe: Probe, first: Tensors, last: Tensors, given: Given) -> Estimates:
+    """The constants at w_1 = `first` and at the trained weights `last`, unless they are given."""
+    clients, everybody = probe.clients(), len(probe.task.split)
+    before, after = ([probe.view(w, client) for client in clients] for w in (first, last))
+    smoothness = given.L if given.L is not None else _smoothness(probe, clients, before, after, first, last)
+    local = max(view.variance for view in before + after) ** 0.5
+    between = max(_between(views, everybody) for views in (before, after)) ** 0.5
+    gap = sum(view.loss for view in before) / len(before) if given.gap is None else given.gap
+    if gap < 0:
+        raise ConfigError(f"F(w_1) = {gap:.4g} is below 0, so that F(w*) ≥ 0 does not hold: give --gap F(w_1) − F(w*)")
+    return Estimates(smoothness, local if given.sigma_l is None else given.sigma_l,
+                     between if given.sigma_g is None else given.sigma_g, gap,
+                     float(_mean_gradient(after).double().square().sum()), _sources(given, len(clients), everybody))
+
+
+def _sources(given: Given, clients: int, everybody: int) -> dict[str, str]:
+    where = f"{clients} of {everybody} clients, at the initial and the trained weights"
+    text = {"L": "estimated from below: the largest ‖∇F_s(x) − ∇F_s(y)‖/‖x − y‖ seen, between initial and trained "
+                 f"weights ({clients} clients) and by power iteration around the trained ones "
+                 f"({min(SMOOTHNESS_CLIENTS, clients)} clients)",
+            "sigma_l": f"estimated: root of the largest variance of a client's mini-batch gradients, {where}",
+            "sigma_g": f"estimated: root of the mean ‖∇F_s − ∇F‖², {where}",
+            "gap": f"F(w_1) over {clients} clients, with F(w*) ≥ 0"}
+    return {name: "given" if getattr(given, name) is not None else how for name, how in text.items()}
+
+
+def _mean_gradient(views: Sequence[ClientView]) -> Tensor:
+    return torch.stack([view.gradient for view in views]).mean(0)
+
+
+def _between(views: Sequence[ClientView], clients: int) -> float:
+    """1/S Σ_s ‖∇F_s − ∇F‖²; from a sample, divided by its size minus one, so that it is not too small."""
+    mean, count = _mean_gradient(views), len(views)
+    spread = sum(float((view.gradient - mean).double().square().sum()) for view in views)
+    return spread / (count if count == clients else max(count - 1, 1))
+
+
+def _smoothness(probe: Probe, clients: Sequence[int], before: Sequence[ClientView], after: Sequence[ClientView],
+                first: Tensors, last: Tensors) -> float:
+    """Every quotient ‖∇F_s(x) − ∇F_s(y)‖/‖x − y‖ is at most L: the largest of those that were looked at."""
+    chord = float((flat(last) - flat(first)).norm())
+    pairs = zip(before, after, strict=True)
+    quotients = [float((b.gradient - a.gradient).norm()) / chord for a, b in pairs if chord > 0]
+    for client, view in list(zip(clients, after, strict=True))[:SMOOTHNESS_CLIENTS]:
+        step, direction = _REACH * float(flat(last).norm().clamp_min(1)), view.gradient
+        for _ in range(SMOOTHNESS_STEPS):
+            if not float(direction.norm()) > 0:
+                break
+            away = step * direction / direction.norm()
+            direction = probe.view(_moved(last, away), client).gradient - view.gradient
+            quotients.append(float(direction.norm()) / float(away.norm()))
+    largest = max(quotients, default=0.0)
+    if not largest > 0:
+        raise ConfigError("L cannot be estimated, because the gradient is the same everywhere: give it with --L")
+    return largest
+
+
+def flat(tensors: Tensors) -> Tensor:
+    """All parameters as one vector, in the order of their names."""
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
+
+
+def _moved(w: Tensors, away: Tensor) -> dict[str, Tensor]:
+    parts = torch.split(away, [w[name].numel() for name in sorted(w)])
+    return {name: w[name] + part.reshape(w[name].shape) for name, part in zip(sorted(w), parts, strict=True)}

@@ -1,0 +1,149 @@
+"""Every engine gives the deltas of the sequential one: all variants and sites, uneven clients, mixed widths.
+
+In double precision: in single precision a value that lies on the edge between two levels may round either way, and the
+difference would grow from there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from anybit.config import ClientOptions, Config, RangeOptions
+from anybit.data.examples import Data, Examples
+from anybit.engines import ENGINES
+from anybit.federated.cohort import build_cohort
+from anybit.quant.grid import Width
+from anybit.quant.sites import SiteOptions
+from anybit.run import Task, Training
+from anybit.variants import Variant, apqn, baseline, kure, mqat, qat, weight_decay_penalty
+
+SIZES = [1, 9, 4, 17]
+SITES = ("W", "A", "WA")
+
+
+class Net(nn.Module):
+    """Convolutions, a group norm, dropout, a residual, pooling and a linear layer: what could break under vmap."""
+
+    def __init__(self, pool: nn.Module) -> None:
+        super().__init__()
+        self.pool = pool
+        self.conv1, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.conv2, self.drop = nn.Conv2d(4, 4, 3, padding=1), nn.Dropout(0.3)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv1(x)))
+        x = torch.relu(x + self.drop(self.conv2(x)))
+        out: Tensor = self.head(self.pool(x).mean((2, 3)))
+        return out
+
+
+def with_decay(variant: Variant) -> Variant:
+    """The same variant with client weight decay on."""
+    from dataclasses import replace
+
+    return replace(variant, penalties=(*variant.penalties, weight_decay_penalty(0.01)))
+
+
+VARIANTS = {
+    "baseline": baseline(weight_decay=0.01), "baseline dropout": with_decay(baseline(dropout=0.5)),
+    **{f"{make.__name__} {s}": with_decay(make(sites=s)) for make in (kure, apqn, qat, mqat) for s in SITES},  # type: ignore[operator]
+    **{f"qat2 {s}": with_decay(qat(2, s)) for s in SITES},  # type: ignore[arg-type]
+    **{f"mqat* {s}": with_decay(mqat(sites=s, fixed=True)) for s in SITES},  # type: ignore[arg-type]
+}
+
+
+def training(variant: Variant, pool: nn.Module | None = None, **settings: object) -> Training:
+    torch.manual_seed(5)
+    draw = np.random.default_rng(0)
+    total = sum(SIZES)
+    data = Data(Examples(torch.from_numpy(draw.normal(size=(total, 1, 6, 6))),
+                         torch.from_numpy(draw.integers(3, size=total))),
+                Examples(torch.randn(4, 1, 6, 6).double(), torch.tensor([0, 1, 2, 0])))
+    split = np.split(np.arange(total), np.cumsum(SIZES)[:-1])
+    config = Config(cohort=len(SIZES), client=ClientOptions(lr=0.1, batch_size=4, epochs=2), **settings)  # type: ignore[arg-type]
+    return Training(Task(Net(pool or nn.AvgPool2d(2)).double(), variant, data, split), config)
+
+
+def deltas_by_engine(run: Training, widths: list[Width]) -> dict[str, tuple[dict[str, Tensor], Tensor]]:
+    _, state, table = run.start()
+    update = run._client_update(state, table)
+    cohort = build_cohort(1, 3, range(len(SIZES)), widths, run.task.split, 4, 2, torch.device("cpu"))
+    return {name: engine(update, state.w, cohort) for name, engine in ENGINES.items()}
+
+
+def assert_parity(results: dict[str, tuple[dict[str, Tensor], Tensor]]) -> None:
+    reference, losses = results.pop("sequential")
+    assert all(float(reference[n].abs().amax()) > 0 for n in reference)
+    for engine, (deltas, other) in results.items():
+        assert torch.allclose(losses, other.to(losses.dtype), atol=1e-6), engine
+        for name, delta in reference.items():
+            assert torch.allclose(delta, deltas[name], atol=1e-9), (engine, name)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_parity(name: str) -> None:
+    variant = VARIANTS[name]
+    run = training(variant)
+    assert_parity(deltas_by_engine(run, variant.widths_of(1, 3, range(len(SIZES)))))
+
+
+def test_parity_with_max_pooling() -> None:
+    """Weights only: quantized activations tie in a pooling window, and which of two equal maxima gets the gradient is
+    decided by the last bit."""
+    run = training(mqat(), nn.MaxPool2d(2))
+    assert_parity(deltas_by_engine(run, [Width(2, 32), Width(4, 32), Width(8, 32), Width(32, 32)]))
+
+
+@pytest.mark.parametrize("sites", SITES)
+def test_parity_with_mixed_widths_in_one_cohort(sites: str) -> None:
+    """2, 4, 8 and 32 bits side by side, and pairs that differ between weights and activations."""
+    run = training(with_decay(mqat(sites=sites)))  # type: ignore[arg-type]
+    assert_parity(deltas_by_engine(run, [Width(2, 8), Width(4, 2), Width(8, 32), Width(32, 3)]))
+
+
+@pytest.mark.parametrize("sites", SITES)
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_parity_with_learned_steps(sites: str, per_channel: bool) -> None:
+    run = training(mqat(sites=sites, start="lsq"), ranges=RangeOptions(learned=True),  # type: ignore[arg-type]
+                   sites=SiteOptions(per_channel=per_channel))
+    widths = [Width.of(sites, bits) for bits in (2, 2, 4, 8)]  # type: ignore[arg-type]
+    results = deltas_by_engine(run, widths)
+    for deltas, _ in results.values():
+        moved = {n: d for n, d in deltas.items() if n.startswith("log_step/")}
+        assert moved
+        for delta in moved.values():
+            flat = delta.reshape(4, 7, -1).abs().amax(2) > 0
+            # clients 0 and 1 move Δ₂ alone, client 2 Δ₄ alone, client 3 Δ₈ alone
+            assert flat[:, [1, 3, 4, 5]].sum() == 0
+            assert flat[0, 2] == flat[2, 0] == flat[3, 0] == flat[0, 6] == False  # noqa: E712
+            assert flat[1, 0]
+            assert flat[3, 6]
+    assert_parity(results)
+
+
+@pytest.mark.parametrize("options", [SiteOptions(weight_grid="narrow", activation_grid="unsigned"),
+                                     SiteOptions(per_channel=True), SiteOptions(first_last_bits=8),
+                                     SiteOptions(quantize_image=False), SiteOptions(full_precision=("head",))])
+def test_parity_of_site_options(options: SiteOptions) -> None:
+    run = training(mqat(sites="WA"), sites=options)
+    assert_parity(deltas_by_engine(run, [Width(2, 2), Width(4, 8), Width(3, 32), Width(32, 32)]))
+
+
+def test_same_draws_whatever_the_cohort_around_a_client() -> None:
+    """A client's noise depends on (seed, round, client) alone, not on who else is in the cohort."""
+    run = training(apqn(2, "WA"))
+    _, state, table = run.start()
+    update = run._client_update(state, table)
+
+    def delta(clients: list[int], engine: str) -> Tensor:
+        widths = [Width(2, 2)] * len(clients)
+        cohort = build_cohort(1, 3, clients, widths, run.task.split, 4, 2, torch.device("cpu"))
+        return ENGINES[engine](update, state.w, cohort)[0]["conv2.weight"][clients.index(1)]
+
+    reference = delta([1], "sequential")
+    for engine in ENGINES:
+        assert torch.allclose(delta([3, 1, 0], engine), reference, atol=1e-9)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+
+from anybit.errors import MissingExtra
+from anybit.quant.ranges import weight_steps
+from anybit.report import plots, weights
+from anybit.report.read import RunRecord, read_runs
+from anybit.report.style import inline, render, require_matplotlib, styled
+
+Copied = Callable[[str, str], Path]
+MIDDLE = "3.weight_quantizer"
+
+
+@pytest.fixture
+def runs(trained: Path) -> list[RunRecord]:
+    return read_runs([trained / name for name in ("baseline", "mqat", "qat", "stopped")])
+
+
+def test_lines_carry_the_scores_on_a_categorical_axis(runs: list[RunRecord]) -> None:
+    with styled():
+        (plot,) = plots.accuracy_plots(runs[:2])
+    axes = plot.figure.axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["32", "8", "4", "2"]
+    for line, run in zip(axes.get_lines(), runs, strict=False):
+        assert list(np.asarray(line.get_ydata())) == [run.scores[w]["metric"] for w in ("FP32", "W8", "W4", "W2")]
+
+
+def test_each_kind_of_sites_has_its_plot(runs: list[RunRecord]) -> None:
+    with styled():
+        assert [p.name for p in plots.accuracy_plots(runs)] == ["accuracy-W", "accuracy-A", "accuracy-WA"]
+        assert [p.name for p in plots.layer_plots(runs)] == ["layers-weights"]
+        assert [p.name for p in plots.curve_plots(runs)] == ["loss", "score"]
+
+
+def test_an_inlined_plot_is_well_formed_and_has_its_own_ids(runs: list[RunRecord]) -> None:
+    with styled():
+        plot = plots.curve_plots(runs)[0]
+        svg = inline(render(plot).svg, "loss")
+    root = ElementTree.fromstring(svg)
+    ids = [e.attrib["id"] for e in root.iter() if "id" in e.attrib]
+    assert ids
+    assert all(i.startswith("loss-") for i in ids)
+    assert "width" not in root.attrib
+    assert "#ffffff" not in svg
+    assert "http://www.w3.org/Graphics" not in svg, "no document type that points elsewhere"
+
+
+def test_odd_names_stay_as_they_are(copied: Copied) -> None:
+    names = ["_hidden", "$x^2$ & <b>", "模型"]
+    with styled():
+        svg = render(plots.curve_plots(read_runs([copied("mqat", name) for name in names]))[0]).svg.decode()
+    text = [e.text for e in ElementTree.fromstring(svg).iter() if e.tag.endswith("text")]
+    assert set(names) <= set(text)
+
+
+def test_drawn_grids_are_those_of_the_own_steps(runs: list[RunRecord]) -> None:
+    baseline, mqat, qat, _ = runs
+    stored = {run.name: json.loads((run.path / "steps.json").read_text())[MIDDLE] for run in runs[:3]}
+    table = weights.grid_points(mqat, MIDDLE)[4]
+    np.testing.assert_allclose(table, np.arange(-8, 8) * stored["mqat"]["4"], rtol=1e-6)
+    rule = weights.grid_points(qat, MIDDLE)[3]
+    np.testing.assert_allclose(rule, np.arange(-4, 4) * stored["qat"]["4"] * 15 / 7, rtol=1e-6)
+    mse = weights.grid_points(baseline, MIDDLE)[2]
+    found = weight_steps(baseline.weights["3.weight"], "mse", "full")[0]
+    np.testing.assert_allclose(mse, np.arange(-2, 2) * found.item(), rtol=1e-6)
+
+
+def test_grids_follow_the_site_options(copied: Copied) -> None:
+    path = copied("mqat", "options")
+    config = json.loads((path / "config.json").read_text())
+    config["sites"] |= {"first_last_bits": 8, "weight_grid": "narrow"}
+    (path / "config.json").write_text(json.dumps(config))
+    steps = json.loads((path / "steps.json").read_text())
+    steps[MIDDLE]["2"] = [0.1, 0.2, 0.7]
+    for bits in "345678":
+        steps[MIDDLE][bits] = [0.1] * 3
+    (path / "steps.json").write_text(json.dumps(steps))
+    (run,) = read_runs([path])
+    assert len(weights.grid_points(run, "0.weight_quantizer")[2]) == 255
+    np.testing.assert_allclose(weights.grid_points(run, MIDDLE)[2], [-0.2, 0, 0.2], rtol=1e-6)
+
+
+def test_first_middle_and_last_layer(runs: list[RunRecord]) -> None:
+    assert weights.representative_layers(runs[1]) == ["0.weight_quantizer", MIDDLE, "5.weight_quantizer"]
+    alone = {MIDDLE: runs[1].steps[MIDDLE]}
+    single = RunRecord(**{**vars(runs[1]), "steps": alone, "weights": {"3.weight": torch.ones(2, 2)}})
+    assert weights.representative_layers(single) == [MIDDLE]
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtra, match=r"anybit\[report\]"):
+        require_matplotlib()
