@@ -57,14 +57,10 @@ class Problem:
         """w* = mean of the c_i: (run, D)."""
         return self.values.mean((1, 2))
 
-    def gradient(self, w: Tensor) -> Tensor:
-        """‖∇F(w)‖²."""
-        return (((w - self.optimum) @ self.hessian) ** 2).sum(-1)
-
-    def gap(self, w: Tensor) -> Tensor:
-        """F(w) − F(w*)."""
+    def measure(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        """‖∇F(w)‖² and F(w) − F(w*)."""
         away = w - self.optimum
-        return 0.5 * ((away @ self.hessian) * away).sum(-1)
+        return (away @ self.hessian).square().sum(-1), 0.5 * ((away @ self.hessian) * away).sum(-1)
 
     def sigmas(self) -> tuple[float, float]:
         """(σ_l, σ_g), the largest over runs and clients; a batch is one example."""
@@ -84,9 +80,6 @@ class Trace:
     """‖r‖², r = what the forward pass saw − w."""
     reach: Tensor
     """max |r_d|/Δ over all clients, steps and weights: above ½ a weight was clipped."""
-
-    def part(self, runs: slice) -> Trace:
-        return Trace(self.w[:, runs], self.drift[:, runs], self.noise[:, runs], self.reach[:, runs])
 
 
 def rotated_hessian(seed: int) -> Tensor:
@@ -115,9 +108,9 @@ def grid_optima(bits: Sequence[int], seed: int = 1) -> Problem:
 
     A weight rests as soon as it rounds to w*, half a step before it: ‖∇F‖² → L²·D·(Δ/2)² = L²·D·R².
     """
-    draw = generator(seed, "grid optima")
-    optimum = np.stack([draw.integers(-1, 2, DIMENSION) * step_of(b) for b in bits])
-    away = np.stack([draw.choice((-0.75, 0.75), DIMENSION) * step_of(b) for b in bits])
+    draw, steps = generator(seed, "grid optima"), np.array([[step_of(b)] for b in bits])
+    optimum = steps * draw.integers(-1, 2, (len(bits), DIMENSION))
+    away = steps * draw.choice((-0.75, 0.75), (len(bits), DIMENSION))
     values = np.repeat(optimum[:, None, None], CLIENTS, 1)
     return Problem(torch.eye(DIMENSION).double(), torch.from_numpy(values), torch.from_numpy(optimum + away))
 
@@ -152,14 +145,14 @@ def simulate(problem: Problem, variants: Sequence[Variant], eta_c: float, rounds
 def _round_of(hessian: Tensor, variant: Variant, cohort: Cohort, eta_c: float) -> Callable[..., Any]:
     """(w, targets, widths, keys) of one run → (w after the round, what `_watched` saw at every client and step)."""
     model = prepare(nn.Sequential(nn.Linear(1, DIMENSION, bias=False)), variant.transform)
-    inputs, optimizer = torch.ones(int(cohort.index.max()) + 1, 1), server(ServerOptions("sgd", ETA_S))
+    optimizer = server(ServerOptions("sgd", ETA_S))
 
     def quadratic(outputs: Tensor, targets: Tensor) -> Tensor:
         away = outputs - targets
         return 0.5 * ((away @ hessian) * away).sum(1)
 
     def round(w: Tensor, targets: Tensor, widths: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        examples = Examples(inputs, targets)
+        examples = Examples(torch.ones(len(targets), 1), targets)
         loss = client_loss(model, variant, TABLE, Data(examples, examples), quadratic, {})
         update = functools.partial(client_update, loss=_watched(loss, model, w), lr={WEIGHT: eta_c})
         now = replace(cohort, width_bits=widths, keys=keys)
@@ -215,7 +208,7 @@ def measure(case: str, method: theory.Method, bits: int, problem: Problem, trace
     """Compare runs at one bit-width (MQAT: the lowest of three) with the theorem and with Lemma 4."""
     noise = theory.noise_energy(method, [(DIMENSION, [step_of(b) for b in FAMILIES[method](bits).bits])])
     setting = theory.Setting(1.0, LOCAL_STEPS, eta_c, ETA_S, *problem.sigmas(), noise)
-    gradient, gap, rounds = problem.gradient(trace.w), problem.gap(trace.w), len(trace.w)
+    (gradient, gap), rounds = problem.measure(trace.w), len(trace.w)
     tail = rounds * 3 // 4
 
     def ratio(start: int) -> float:
@@ -239,9 +232,12 @@ def run_case(case: str, points: Sequence[tuple[theory.Method, int]], eta_c: floa
         problem, each = (random_optima if case == "floor" else noisy_optima)(len(points)), OPTIMA
     families = [FAMILIES[method](bits) for method, bits in points]
     trace = simulate(problem, [family for family in families for _ in range(each)], eta_c, rounds)
-    parts = (slice(i * each, (i + 1) * each) for i in range(len(points)))
-    return [measure(case, *point, replace(problem, values=problem.values[part]), trace.part(part), eta_c)
-            for point, part in zip(points, parts, strict=True)]
+    rows = []
+    for i, (method, bits) in enumerate(points):
+        mine = slice(i * each, (i + 1) * each)
+        part = Trace(*(column[:, mine] for column in vars(trace).values()))
+        rows.append(measure(case, method, bits, replace(problem, values=problem.values[mine]), part, eta_c))
+    return rows
 
 
 def experiment() -> list[Row]:
@@ -254,9 +250,9 @@ def experiment() -> list[Row]:
             *run_case("worst", qat_points, FAST, 48), *run_case("worst", qat_points, SLOW, 48)]
 
 
-def slope(rows: Sequence[Row], what: str = "gradient") -> float:
+def slope(rows: Sequence[Row]) -> float:
     """d log ‖∇F‖² / d log Δ, by least squares."""
-    return float(np.polyfit(np.log([r.step for r in rows]), np.log([getattr(r, what) for r in rows]), 1)[0])
+    return float(np.polyfit(np.log([r.step for r in rows]), np.log([r.gradient for r in rows]), 1)[0])
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
@@ -264,19 +260,21 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "theory"
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
     worst = [r for r in rows if r.case == "worst" and r.eta_c == FAST]
     left.loglog([r.step for r in worst], [r.gradient for r in worst], "k^", label="QAT, worst optimum")
     for axis, what, limit, title in ((left, "gradient", "floor", "‖∇F‖², and Theorem 3.1 (dashed)"),
                                      (right, "drift", "drift_bound", "client drift, and Lemma 4 (dashed)")):
         for color, method in zip(("C0", "C1", "C2"), FAMILIES, strict=True):
             mine = [r for r in rows if r.case == "floor" and r.variant == method]
-            steps, label = [r.step for r in mine], f"{method.upper()}, slope {slope(mine, what):.2f}"
+            steps, label = [r.step for r in mine], f"{method.upper()}, slope {slope(mine):.2f}"
             axis.loglog(steps, [getattr(r, what) for r in mine], "o", color=color, label=label)
             axis.loglog(steps, [getattr(r, limit) for r in mine], "--", color=color)
         axis.set(title=title, xlabel="step Δ of the lowest bit-width")
-        axis.legend(fontsize=8)
+        axis.set_xticks([r.step for r in worst], [f"{r.step:.3f}\n{r.bits} bits" for r in worst])
+        axis.minorticks_off()
         axis.grid(alpha=0.3)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     figure.savefig(path, metadata={"Date": None})
 
 

@@ -130,7 +130,8 @@ def test_the_noise_is_as_large_as_r_says(rows: list[Row]) -> None:
     assert all(r.noise_ratio <= 1 for r in select(rows, "floor", "qat") + select(rows, "floor", "mqat"))
 
 
-@pytest.mark.parametrize(("eta_c", "share"), [(FAST, 0.28 / (16 / 3 + 2.16)), (SLOW, 0.92 / (16 / 3 + 0.24))])
+@pytest.mark.parametrize(("eta_c", "share"), [(FAST, 0.28 / (16 / 3 + 2.16)), (SLOW, 0.92 / (16 / 3 + 0.24))],
+                         ids=["fast", "slow"])
 def test_the_worst_optimum_shows_how_tight_the_floor_is(rows: list[Row], eta_c: float, share: float) -> None:
     """Weights rest at most η_c·L·Δ short of half a step from w*: ‖∇F‖² ≈ L²·D·R², a known share of the floor."""
     for r in select(rows, "worst", eta_c=eta_c):

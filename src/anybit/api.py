@@ -24,7 +24,7 @@ from anybit.objective import PerExample, accuracy, cross_entropy
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions, prepare, quantizers, weight_sites
-from anybit.run import Progress, Task, Training, Watch, trainable
+from anybit.run import Progress, Task, Trained, Training, Watch, trainable
 from anybit.schema import plain, read
 from anybit.variants import Steps, Variant, baseline, mqat
 
@@ -66,9 +66,9 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
                     variant=Component(OBJECT, {"is": variant.name}), rounds=rounds, cohort=cohort, seed=seed,
                     weighting=weighting, client=client, server=server, sites=sites, ranges=ranges, evaluation=evaluation,
                     engine=engine, device=device, checkpoint_every=checkpoint_every)
-    watch = Watch(on_round=on_round) if on_round else Watch()
+    training = Training(task, config, Watch(on_round=on_round) if on_round else Watch())
     if path is None:
-        return _fitted(task, Training(task, config, None, watch))
+        return _fitted(task, training.train())
     if resume:
         folder = RunFolder.open(Path(path))
         if folder.config() != plain(config):
@@ -77,7 +77,7 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         folder = RunFolder.create(Path(path), plain(config), environment())
         folder.save_split(split)
     with folder.locked():
-        return _fitted(task, Training(task, config, folder, watch), resume)
+        return _fitted(task, training.train(folder, resume))
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,7 @@ class Fitted:
     """One entry per round."""
 
 
-def _fitted(task: Task, training: Training, resume: bool = False) -> Fitted:
-    trained = training.train(resume)
+def _fitted(task: Task, trained: Trained) -> Fitted:
     model = with_weights(task.model, trained.w)
     own = trained.evaluation["grid"][trained.evaluation["own"]]
     return Fitted(model, trained.table.to(torch.device("cpu")), {w: Score(**s) for w, s in own.items()},

@@ -27,8 +27,8 @@ from anybit.variants import Variant
 Registry = Mapping[str, Callable[..., Any]]
 
 MODELS: Registry = {"lenet5": models.lenet5, "resnet20": models.resnet20, "resnet18": models.resnet18}
-DATA: Registry = {"digits": sources.digits}
-SPLITS: Registry = {"dirichlet": splits.dirichlet, "iid": splits.iid}
+DATA: Registry = sources.SOURCES
+SPLITS: Registry = splits.SPLITS
 VARIANTS: Registry = {"baseline": variants.baseline, "kure": variants.kure, "apqn": variants.apqn, "qat": variants.qat,
                       "mqat": variants.mqat}
 LOSSES: Registry = {"cross_entropy": objective.cross_entropy}
@@ -70,9 +70,9 @@ def build_data(config: Config, trusted: Collection[str] = ()) -> Data:
 def build_split(config: Config, data: Data, trusted: Collection[str] = ()) -> list[np.ndarray]:
     """The clients' examples, drawn by the run's seed."""
     function = _function("split", config.split.name, SPLITS, trusted)
-    given = {"labels": data.train.y.numpy(), "seed": config.seed}
-    arguments = read_arguments(function, {**config.split.arguments, **given}, "split")
-    return list(function(**{**arguments, **given}))
+    known = {"seed": config.seed, **data.labels()}
+    given = {name: value for name, value in known.items() if name in inspect.signature(function).parameters}
+    return list(function(**given, **read_arguments(function, config.split.arguments, "split", given)))
 
 
 def build_model(config: Config, trusted: Collection[str] = ()) -> nn.Module:

@@ -99,8 +99,10 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
 class Training:
     """One training, from round 0 or from a checkpoint."""
 
-    def __init__(self, task: Task, config: Config, folder: RunFolder | None = None, watch: Watch | None = None) -> None:
-        self.task, self.config, self.folder, self.watch = task, config, folder, watch or Watch()
+    def __init__(self, task: Task, config: Config, watch: Watch | None = None) -> None:
+        """Settle and check everything; nothing is written yet."""
+        self.task, self.config, self.watch = task, config, watch or Watch()
+        self.folder: RunFolder | None = None
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.device = pick_device(config.device)
@@ -120,9 +122,10 @@ class Training:
         check_split(split, len(self.data.train))
         if self.config.cohort > len(split):
             raise ConfigError(f"cohort = {self.config.cohort}, but there are only {len(split)} clients")
-        prepared = prepare(self.model, options=self.config.sites).eval()
+        one = self.data.pipeline(self.data.train.x[:1])
+        activation_ranges(self.model, self.config.sites, trainable(self.model), one)
         with torch.no_grad():
-            outputs = prepared(self.data.pipeline(self.data.train.x[:1]))
+            outputs = prepare(self.model, options=self.config.sites).eval()(one)
         if self.task.loss is cross_entropy:
             check_labels(self.data.train, outputs.shape[1], "training data")
             check_labels(self.data.test, outputs.shape[1], "test data")
@@ -134,8 +137,8 @@ class Training:
         state = State(w, self.server.init(w))
         if self.config.ranges.learned:
             prepared = self._prepared()
-            learned = {f"{LOG_STEP}{name}": torch.zeros_like(table.steps[name]) for name, site in quantizers(prepared).items()
-                       if site.transform is not None}
+            learned = {f"{LOG_STEP}{name}": torch.zeros_like(table.steps[name])
+                       for name, site in sorted(quantizers(prepared).items()) if site.transform is not None}
             if not learned:
                 raise ConfigError(f"ranges.learned: variant '{self.task.variant.name}' quantizes nothing while training")
             state = State({**w, **learned}, state.optimizer)
@@ -151,7 +154,11 @@ class Training:
         checkpoint = self.folder.load_checkpoint(checkpoints[-1], self.device)
         self.folder.rewind_logs(checkpoint)
         self.metrics = self.folder.lines("metrics")
-        return checkpoint.round, checkpoint.state, checkpoint.table
+        # The order of the model, not of the file: sums over parameters must add up in the same order as before.
+        names = [*trainable(self.model), *(n for n in checkpoint.state.w if n.startswith(LOG_STEP))]
+        if set(names) != set(checkpoint.state.w):
+            raise ModelError(f"{checkpoints[-1]} holds other parameters than the model: was the model changed?")
+        return checkpoint.round, checkpoint.state._replace(w={n: checkpoint.state.w[n] for n in names}), checkpoint.table
 
     def _prepared(self) -> nn.Module:
         """The model as clients train it."""
@@ -163,8 +170,9 @@ class Training:
                 site.observer = variant.observer
         return prepared
 
-    def train(self, resume: bool = False) -> Trained:
+    def train(self, folder: RunFolder | None = None, resume: bool = False) -> Trained:
         """Train to the end, evaluate the full grid, and (with a folder) write everything down."""
+        self.folder = folder
         round, state, table = self.restore() if resume else self.start()
         update = self._client_update(state, table)
         while round < self.config.rounds:
@@ -180,10 +188,11 @@ class Training:
             seconds = time.perf_counter() - started
             if self.folder:
                 self.folder.append("timing", {"round": round, "seconds": seconds})
-                if last or self.watch.stop or round % self.config.checkpoint_every == 0:
-                    self.folder.save_checkpoint(round, state, table)
             self.watch.on_round(Progress(round, self.config.rounds, loss, evaluation, seconds))
-            if self.watch.stop and not last:
+            stop = self.watch.stop and not last
+            if self.folder and (last or stop or round % self.config.checkpoint_every == 0):
+                self.folder.save_checkpoint(round, state, table)
+            if stop:
                 raise Interrupted(self._stopped(round))
         return self._finish(weights(state), learned_table(state, table))
 
@@ -253,5 +262,3 @@ def learned_table(state: State, table: StepTable) -> StepTable:
     learned = {n.removeprefix(LOG_STEP): p.exp() for n, p in state.w.items() if n.startswith(LOG_STEP)}
     return table.merged(StepTable({site: table.steps[site] * factor for site, factor in learned.items()}))
 
-
-Run = Training

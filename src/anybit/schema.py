@@ -10,7 +10,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from anybit.errors import AnybitError, ConfigError, did_you_mean
@@ -27,11 +27,12 @@ def read(kind: type, value: Any, where: str = "") -> Any:
     return result
 
 
-def read_arguments(function: Callable[..., Any], value: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """`value` as keyword arguments of `function`, checked against its signature and annotations."""
+def read_arguments(function: Callable[..., Any], value: Mapping[str, Any], where: str,
+                   given: Collection[str] = ()) -> dict[str, Any]:
+    """`value` as keyword arguments of `function`, checked against its signature; `given` ones come from elsewhere."""
     errors: list[str] = []
     hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
-    parameters = inspect.signature(function).parameters
+    parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n not in given}
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     out = {}
     for key, item in value.items():

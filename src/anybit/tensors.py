@@ -58,7 +58,7 @@ def read_json(path: Path) -> Any:
 
 def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write tensors (in sorted order, so that equal content gives equal bytes) and text metadata."""
-    arrays = {name: np.ascontiguousarray(tensors[name].detach().cpu().numpy()) for name in sorted(tensors)}
+    arrays = {name: np.asarray(tensors[name].detach().cpu().numpy(), order="C") for name in sorted(tensors)}
     digest, offset, body = hashlib.sha256(), 0, []
     header: dict[str, Any] = {}
     for name, array in arrays.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,7 +61,9 @@ class RunBound:
                  f"{theory.irreducible(self.setting):.4g}")
         measured = f"measured at the trained weights: ‖∇F‖² = {self.gradient:.4g}"
         if self.bound is None:
-            return [f"the theorem makes no statement about this run: {self.violation}", least, measured]
+            times = self.setting.eta_c / min(c.limit for c in theory.conditions(self.setting))
+            return [f"the theorem makes no statement about this run: its η_c is {times:.3g} times the limit", least,
+                    measured]
         terms = self.bound.terms()
         largest = max(terms, key=lambda name: terms[name])
         share = 100 * terms[largest] / self.bound.total
@@ -69,7 +71,7 @@ class RunBound:
                f"{measured}, {self.gradient / self.bound.total:.2g} of the bound"]
         if self.bound.floor > 0:
             enough = math.ceil(self.rounds * self.bound.optimization / self.bound.floor)
-            out.append(f"from round {enough} on the optimization term is below the sum of the others: more rounds lower "
+            out.append(f"from round {enough} on the optimization term is below the others together: more rounds lower "
                        "the bound by less than half")
         return out
 
@@ -85,7 +87,8 @@ class RunBound:
 
 def run_bound(run: Run, given: Given = Given()) -> RunBound:
     """Read a finished run, estimate what was not given, and apply the theorem."""
-    config, task, table = run.config, run.task(), run.steps()
+    config, table = run.config, run.steps()
+    task = replace(run.task(), split=run.folder.split())
     probe, w = Probe(task, config), run.folder.model()
     found = estimate(probe, trainable(task.model), {name: p.to(probe.device) for name, p in w.items()}, given)
     noise, size = weight_noise(task, config, table)

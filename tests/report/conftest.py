@@ -51,13 +51,12 @@ def train(path: Path, variant: variants.Variant, *, bits: tuple[int, ...] = (32,
         watch.stop = progress.round == stop_after
 
     watch.on_round = on_round
-    watch.stop = stop_after == 1
-    training = Training(Task(_model(), variant, _data(), split), config, folder, watch)
+    training = Training(Task(_model(), variant, _data(), split), config, watch)
     if stop_after is None:
-        training.train()
+        training.train(folder)
     else:
         with pytest.raises(Interrupted):
-            training.train()
+            training.train(folder)
     return path
 
 

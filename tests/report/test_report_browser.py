@@ -11,6 +11,8 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
+pytestmark = pytest.mark.browser
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PHONE = 390
 
@@ -54,7 +56,8 @@ def test_the_page_draws_without_requests_or_complaints(page: Path, tmp_path: Pat
 
 def test_only_tables_and_wide_plots_scroll_on_a_phone(page: Path, tmp_path: Path) -> None:
     frame = tmp_path / "frame.html"
-    frame.write_text(f"""<!doctype html><iframe src="{page.as_uri()}" width="{PHONE}" height="800" style="border:0"></iframe>
+    frame.write_text(f"""<!doctype html>
+        <iframe src="{page.as_uri()}" width="{PHONE}" height="800" style="border:0"></iframe>
         <script>onload = () => {{
         document.title = document.querySelector("iframe").contentDocument.documentElement.scrollWidth }}</script>""")
     result = browse(frame, tmp_path, "--dump-dom", "--allow-file-access-from-files")

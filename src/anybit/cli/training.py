@@ -16,7 +16,8 @@ from anybit.cli.recipes import Overrides, Recipe
 
 if TYPE_CHECKING:
     from anybit.config import Config
-    from anybit.run import Task, Watch
+    from anybit.folder import RunFolder
+    from anybit.run import Task, Training, Watch
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
 
@@ -30,7 +31,7 @@ def run(recipe: Recipe, overrides: Overrides = None,
     from anybit.config import from_recipe
     from anybit.environment import environment
     from anybit.folder import RunFolder
-    from anybit.run import Training
+    from anybit.run import Training, Watch
     from anybit.schema import plain
 
     config = settled(from_recipe(recipe, overrides or []), imports or [])
@@ -40,34 +41,34 @@ def run(recipe: Recipe, overrides: Overrides = None,
         return
     path = path or Path("runs") / f"{Path(recipe).stem if recipe.endswith('.toml') else recipe.replace('/', '-')}-" \
                                   f"{time.strftime('%Y%m%d-%H%M%S')}"
-    Training(task, config)
+    reporter = Reporter(quiet)
+    training = Training(task, config, Watch(on_round=reporter.on_round, on_message=reporter.message))
     folder = RunFolder.create(path, plain(config), environment())
     folder.save_split(task.split)
-    _train(folder, config, task, quiet, resume=False)
+    _train(training, folder, reporter)
 
 
 def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, debug: Debug = False) -> None:
     """Continue an interrupted run from its last checkpoint."""
     from anybit.api import Run
     from anybit.errors import RunError
+    from anybit.run import Training, Watch
 
     run = Run.load(path, trusted=imports or [])
     if run.folder.finished:
         raise RunError(f"{path} is finished: see it with 'anybit report {path}'")
-    _train(run.folder, run.config, run.task(), quiet, resume=True)
-
-
-def _train(folder: Any, config: Config, task: Task, quiet: bool, resume: bool) -> None:
-    from anybit.run import Training, Watch
-
-    checkpoints = folder.checkpoints()
-    reporter = Reporter(quiet, first_round=folder.round_of(checkpoints[-1]) if checkpoints else 0)
+    reporter = Reporter(quiet, first_round=max(map(run.folder.round_of, run.folder.checkpoints()), default=0))
     watch = Watch(on_round=reporter.on_round, on_message=reporter.message)
-    reporter.message(f"{folder.path}: {task.variant.name} on {config.data.name}, {len(task.split)} clients, "
-                     f"{config.cohort} a round, {config.engine} engine on {config.device}")
+    _train(Training(run.task(), run.config, watch), run.folder, reporter, resume=True)
+
+
+def _train(training: Training, folder: RunFolder, reporter: Reporter, resume: bool = False) -> None:
+    task, config = training.task, training.config
     try:
-        with folder.locked(), _stoppable(watch):
-            trained = Training(task, config, folder, watch).train(resume)
+        with folder.locked(), _stoppable(training.watch):
+            reporter.message(f"{folder.path}: {task.variant.name} on {config.data.name}, {len(task.split)} clients, "
+                             f"{config.cohort} a round, {config.engine} engine on {config.device}")
+            trained = training.train(folder, resume)
     finally:
         reporter.close()
     _print_scores(trained.evaluation)

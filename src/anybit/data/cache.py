@@ -55,6 +55,8 @@ class Manifest:
     std: tuple[float, ...]
     """Per channel, of the training images in [0, 1]."""
     columns: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """How else the source was read: its splits, folder and size."""
     coarse_names: tuple[str, ...] = ()
     id_names: tuple[str, ...] = ()
     """Whom examples belong to; the one with most images first."""

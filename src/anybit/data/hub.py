@@ -39,8 +39,7 @@ def prepare(name: str, source: Source, data_dir: Path | None = None, seed: int =
         files = _find(source, local) if local is not None else None
         digest = _files_digest(source, local, files) if local is not None and files is not None else None
         old = None if force else cache.verify(name)
-        if old is not None and (old.source, old.seed) == (_label(source), seed) and _same_columns(old, source) \
-                and digest in (None, old.revision):
+        if old is not None and _same(old, source, seed) and digest in (None, old.revision):
             say(f"{name} is prepared already")
             return old
         if local is None or files is None:
@@ -59,8 +58,9 @@ def _label(source: Source) -> str:
     return Path(source.id).resolve().name if source.is_folder else source.id
 
 
-def _same_columns(old: Manifest, source: Source) -> bool:
-    return dict(old.columns) == source.column_names() and (not source.size or old.shape[1:] == (source.size,) * 2)
+def _same(old: Manifest, source: Source, seed: int) -> bool:
+    return (old.source, old.seed, dict(old.columns), dict(old.options)) == \
+        (_label(source), seed, source.column_names(), source.options())
 
 
 def _local_root(source: Source, data_dir: Path | None) -> Path | None:
@@ -164,7 +164,8 @@ def _assemble(name: str, source: Source, tables: dict[str, Table], seed: int,
     note = "" if source.facts is None else check_facts(
         name, source.facts, {part: a["labels"] for part, a in arrays.items()}, len(coarse_names), shape, mean)
     manifest = Manifest(name, _label(source), revision, {part: len(a["labels"]) for part, a in arrays.items()}, shape,
-                        class_names, mean, std, source.column_names(), coarse_names, id_names, seed, note)
+                        class_names, mean, std, source.column_names(), source.options(), coarse_names, id_names, seed,
+                        note)
     return manifest, {f"{part}_{key}": value for part, a in arrays.items() for key, value in a.items()}
 
 

@@ -64,6 +64,10 @@ class Source:
         """As written into a manifest."""
         return {key: value for key, value in vars(self.columns).items() if value}
 
+    def options(self) -> dict[str, str | int]:
+        """As written into a manifest."""
+        return {"train": self.train, "test": self.test, "folder": self.folder, "size": self.size}
+
 
 KNOWN = {
     "cifar10": Source("uoft-cs/cifar10", Columns("img"), folder="plain_text",

@@ -6,6 +6,8 @@ recipe's [split] table may set.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
 from anybit.errors import DataError
@@ -30,7 +32,8 @@ def dirichlet(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1
     draw = generator(seed, "split")
     pools = _Pools(draw, labels)
     prior, size = pools.left / len(labels), len(labels) // clients
-    return [pools.deal(_take(draw, draw.dirichlet(alpha * prior), pools.left, np.int64(size))) for _ in range(clients)]
+    return [pools.deal(_take(draw, _log_dirichlet(draw, alpha * prior), pools.left, np.int64(size)))
+            for _ in range(clients)]
 
 
 def dirichlet_free(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1.0, least: int = 1) -> Split:
@@ -44,7 +47,7 @@ def dirichlet_free(labels: np.ndarray, seed: int, clients: int = 10, alpha: floa
     owner = np.empty(len(labels), np.int64)
     for c in np.unique(labels):
         members = draw.permutation(np.flatnonzero(labels == c))
-        q = draw.dirichlet(np.full(clients, alpha))
+        q = np.exp(_log_dirichlet(draw, np.full(clients, alpha)))
         owner[members] = np.repeat(np.arange(clients), draw.multinomial(len(members), q / q.sum()))
     split = _by_owner(owner, clients)
     size = np.array([len(part) for part in split])
@@ -76,9 +79,8 @@ def pachinko(labels: np.ndarray, seed: int, coarse: np.ndarray | None = None, cl
     tree = _children(labels, coarse, pools.classes)
     real, size, split = tree >= 0, len(labels) // clients, []
     for _ in range(clients):
-        theta = draw.dirichlet(np.full(len(tree), alpha))
-        # Dirichlet(β) is gamma draws over their sum, and _take divides by the sum anyway
-        below = np.where(real, draw.standard_gamma(beta, tree.shape), 0)
+        theta = _log_dirichlet(draw, np.full(len(tree), alpha))
+        below = _log_dirichlet(draw, np.full(tree.shape, beta))
         left = np.where(real, pools.left[tree], 0)
         taken = _take(draw, below, left, _take(draw, theta, left.sum(1), np.int64(size)))
         counts = np.zeros_like(pools.left)
@@ -109,8 +111,8 @@ def shards(labels: np.ndarray, seed: int, clients: int = 100, labels_per_client:
     """McMahan et al. (2017), without shards that straddle two labels: every client holds exactly k labels.
 
     clients·k shards are shared out over the classes in proportion to their size, each class is cut evenly into its own,
-    and classes are dealt one by one to the clients that still miss most, ties by lot. All examples are used; with equal
-    classes and clients·k a multiple of their number, all clients have the same size.
+    and classes are dealt one by one to the clients that still miss most, ties by lot. All examples are used unless
+    there are fewer shards than classes; equal classes that divide clients·k give equal clients.
     """
     _enough(clients, len(labels))
     draw = generator(seed, "split")
@@ -128,8 +130,9 @@ def shards(labels: np.ndarray, seed: int, clients: int = 100, labels_per_client:
     return [np.sort(np.concatenate(p)) for p in parts]
 
 
-SPLITS = {"iid": iid, "dirichlet": dirichlet, "dirichlet_free": dirichlet_free, "pachinko": pachinko, "by_id": by_id,
-          "shards": shards}
+SPLITS: Mapping[str, Callable[..., Split]] = {
+    "iid": iid, "dirichlet": dirichlet, "dirichlet_free": dirichlet_free, "pachinko": pachinko, "by_id": by_id,
+    "shards": shards}
 
 
 class _Pools:
@@ -148,11 +151,25 @@ class _Pools:
         return np.sort(np.concatenate(taken))
 
 
-def _take(draw: np.random.Generator, q: np.ndarray, left: np.ndarray, size: np.integer | np.ndarray) -> np.ndarray:
+def _log_dirichlet(draw: np.random.Generator, concentration: np.ndarray) -> np.ndarray:
+    """log q up to a constant, q ~ Dirichlet(concentration) over the last axis.
+
+    Gamma(a) is Gamma(a + 1)·U^(1/a): in logarithms a small a does not underflow, so that q can still be renormalized
+    over what is left after its largest entries are used up.
+    """
+    gamma, uniform = draw.standard_gamma(concentration + 1), 1 - draw.random(concentration.shape)
+    log_q: np.ndarray = np.log(gamma) + np.log(uniform) / concentration
+    log_q -= log_q.max(-1, keepdims=True)
+    return log_q
+
+
+def _take(draw: np.random.Generator, log_q: np.ndarray, left: np.ndarray, size: np.integer | np.ndarray) -> np.ndarray:
     """Counts per class (last axis): multinomial by q, capped by what is left, the rest drawn again from the others."""
     counts = np.zeros_like(left)
     while (missing := size - counts.sum(-1)).any():
-        weights = np.where(counts < left, np.maximum(q, 1e-12), 0)
+        open_q = np.where(counts < left, log_q, -np.inf)
+        best = open_q.max(-1, keepdims=True)
+        weights = np.exp(open_q - np.where(np.isfinite(best), best, 0))
         total = weights.sum(-1, keepdims=True)
         counts = np.minimum(counts + draw.multinomial(missing, weights / np.where(total > 0, total, 1)), left)
     return counts
@@ -179,12 +196,13 @@ def _children(labels: np.ndarray, coarse: np.ndarray, classes: np.ndarray) -> np
 
 
 def _shards_of(size: np.ndarray, clients: int, k: int) -> np.ndarray:
-    """clients·k shards over the classes by largest remainder, at most one per client and per example."""
+    """clients·k shards over the classes in proportion to their size: one for each class if there are enough, and at
+    most one per client and per example."""
     most = np.minimum(size, clients)
     if most.sum() < clients * k:
         raise DataError(f"split 'shards': {clients} clients with {k} labels each need {clients * k} shards, but the "
                         f"{len(size)} classes can give {int(most.sum())}: use fewer clients or fewer labels")
-    number = np.zeros_like(size)
+    number = np.full_like(size, clients * k >= len(size))
     while (missing := clients * k - int(number.sum())) > 0:
         room = number < most
         share = np.where(room, size, 0) / size[room].sum() * missing

@@ -73,8 +73,9 @@ def draw(found: Spread, path: Path, heading: str) -> None:
     figure.suptitle(heading)
     labels, sizes = figure.subplots(1, 2, width_ratios=[1.7, 1])
     _heat_map(figure, labels, found)
-    sizes.hist(found.sizes, bins=min(30, max(5, len(np.unique(found.sizes)))), color="#4472a8")
-    title = f"sizes: {found.sizes.min()} to {found.sizes.max()}"
+    smallest, largest = int(found.sizes.min()), int(found.sizes.max())
+    sizes.hist(found.sizes, bins=30, range=(0, largest), color="#4472a8")
+    title = f"{smallest} to {largest} examples" if smallest < largest else f"every client has {largest} examples"
     sizes.set(xlabel="examples of a client", ylabel="clients", title=title)
     try:
         figure.savefig(path, dpi=110)
@@ -84,10 +85,11 @@ def draw(found: Spread, path: Path, heading: str) -> None:
 
 
 def _heat_map(figure: Any, axes: Any, found: Spread) -> None:
+    from matplotlib.colors import PowerNorm
     clients, classes = found.counts.shape
     shown = np.linspace(0, clients - 1, min(clients, MOST_CLIENTS)).round().astype(int)
     image = axes.imshow((found.counts / found.sizes[:, None])[shown].T, aspect="auto", interpolation="nearest",
-                        cmap="viridis", vmin=0)
+                        cmap="viridis", norm=PowerNorm(0.5, vmin=0))
     some = "" if len(shown) == clients else f" ({len(shown)} of {clients})"
     axes.set(xlabel=f"client{some}", title="share of each label in a client's examples")
     ticks = np.unique(np.linspace(0, classes - 1, min(classes, 31)).round().astype(int))

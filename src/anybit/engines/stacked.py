@@ -23,7 +23,7 @@ def map_clients(update: Callable[..., Any], w: Mapping[str, Tensor], cohort: Any
         return result
     size, device = len(cohort.clients), cohort.index.device
     deltas = {n: p.new_zeros((size, *p.shape)) for n, p in w.items()}
-    losses = torch.zeros((size, cohort.steps), device=device)
+    losses = next(iter(w.values())).new_zeros((size, cohort.steps))
     for segment in segments:
         here = torch.tensor(segment.clients, device=device)
         batches = [cohort.stacked_batch(k, here, segment.rows) for k in segment.steps]
@@ -31,5 +31,5 @@ def map_clients(update: Callable[..., Any], w: Mapping[str, Tensor], cohort: Any
         delta, loss = torch.func.vmap(update)(w_i, cohort.width_bits[here], batches)
         for n in w:
             deltas[n].index_add_(0, here, delta[n])
-        losses[here, segment.steps.start:segment.steps.stop] = loss.to(losses.dtype)
+        losses[here, segment.steps.start:segment.steps.stop] = loss
     return deltas, losses

@@ -127,7 +127,7 @@ class StepTable:
     def to_json(self) -> dict[str, dict[str, Any]]:
         """{site: {bits: step, or steps per channel}}; float32 values survive the round trip exactly."""
         return {site: {str(b): _plain(row) for b, row in zip(BITS, steps.cpu(), strict=True)}
-                for site, steps in self.steps.items()}
+                for site, steps in sorted(self.steps.items())}
 
     @staticmethod
     def from_json(table: Any, shapes: Mapping[str, tuple[int, ...]]) -> StepTable:

@@ -36,18 +36,17 @@ def _points(run: RunRecord, kind: str) -> list[tuple[int, dict[str, float]]]:
 
 
 def _accuracy(runs: Sequence[RunRecord], kind: str, first: bool) -> Plot:
-    width, height = (5.4, 3.7) if first else (HALF, 2.9)
-    fig = figure(width, height)
+    fig = figure(*((5.4, 3.7) if first else (HALF, 2.9)))
     axes = fig.subplots()
     key, label = _score(runs)
-    points = [_points(run, kind) for run in runs]
-    bits = sorted({b for line in points for b, _ in line}, reverse=True)
-    handles = [_line(axes, i, [(bits.index(b), s.get(key)) for b, s in line]) for i, line in enumerate(points)]
+    lines = {i: line for i, run in enumerate(runs) if (line := _points(run, kind))}
+    bits = sorted({b for line in lines.values() for b, _ in line}, reverse=True)
+    handles = [_line(axes, i, [(bits.index(b), s.get(key)) for b, s in line]) for i, line in lines.items()]
     axes.set_xticks(range(len(bits)), [str(b) for b in bits])
     axes.set_xlim(-0.25, len(bits) - 0.75)
     axes.set_xlabel(f"bits of {_WORDS[kind]}")
     axes.set_ylabel(label)
-    legend(fig, axes, handles, [run.name for run in runs], width)
+    legend(fig, handles, [runs[i].name for i in lines])
     return Plot(f"accuracy-{kind}", f"{_sentence(_WORDS[kind])} quantized",
                 f"{_sentence(label)} with {_WORDS[kind]} at each bit-width, by each run's own step rule.", fig)
 
@@ -95,7 +94,7 @@ def _loss_curve(runs: Sequence[RunRecord]) -> Plot:
     axes.set_xlabel("round")
     axes.set_ylabel("training loss")
     _whole_rounds(axes)
-    legend(fig, axes, handles, [run.name for run in runs], HALF)
+    legend(fig, handles, [run.name for run in runs])
     smoothed = any(len(run.metrics) > _SMOOTH_FROM for run in runs)
     return Plot("loss", "Training loss", "Mean loss over the local steps of each round's cohort, at the widths the "
                 "clients trained at" + ("; moving mean over 2 % of the rounds." if smoothed else "."), fig)
@@ -120,7 +119,7 @@ def _score_curve(runs: Sequence[RunRecord]) -> Plot:
                           for i in range(len(runs))]
     handles += [Line2D([], [], color=QUIET, linestyle=style) for style in ("-", (0, (3, 1.5)))]
     names = [*(run.name for run in runs), "32 bits", f"{' or '.join(lowest) or 'lowest'} bits"]
-    legend(fig, axes, handles, names, HALF)
+    legend(fig, handles, names)
     return Plot("score", f"{_sentence(label.removeprefix('test '))} over rounds",
                 "The server model on the whole test set, in full precision (solid) and at the lowest width (dashed).",
                 fig)
@@ -162,7 +161,7 @@ def _layers(runs: Sequence[RunRecord], lines: Sequence[dict[str, dict[str, float
     shown = [i for i, line in enumerate(lines) if line]
     handles = []
     for i in shown:
-        style = {"linewidth": 0.7, "markersize": 4}
+        style = {"linewidth": 0.7, "markersize": 4, "clip_on": False}
         values = list(lines[i].values())
         handles.append(_line(top, i, [(x, 100 * v["saturation"]) for x, v in enumerate(values)], **style))
         _line(bottom, i, [(x, v["kurtosis"]) for x, v in enumerate(values)], **style)
@@ -178,7 +177,7 @@ def _layers(runs: Sequence[RunRecord], lines: Sequence[dict[str, dict[str, float
         bottom.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor", fontsize=7)
     else:
         bottom.set_xlabel("layer, in the model's order")
-    legend(fig, top, handles, [runs[i].name for i in shown], FULL)
+    legend(fig, handles, [runs[i].name for i in shown])
     widths = sorted_widths({last["layers_at"] for i in shown if (last := runs[i].last)})
     return Plot(f"layers-{word}", f"{_sentence(word)} of every layer at {' or '.join(widths)}",
                 "Saturated: the share of values beyond the ends of the grid. Kurtosis: low is flat and easy to "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from anybit.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PAPER, INK, QUIET, LINE = "#ffffff", "#1d232b", "#5d6875", "#dfe3e8"
@@ -97,10 +97,10 @@ def figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height))
 
 
-def legend(figure: Figure, axes: Axes, handles: Sequence[object], names: Sequence[str], width: float) -> None:
-    """Above the plot, as many columns as fit."""
-    longest = max(map(len, names))
-    columns = max(1, min(len(names), int(width * 13 / (longest + 5))))
+def legend(figure: Figure, handles: Sequence[object], names: Sequence[str]) -> None:
+    """Above the plot, as many columns as fit; the figure grows by the rows, so that the plot keeps its size."""
+    columns = max(1, min(len(names), int(figure.get_figwidth() * 13 / (max(map(len, names)) + 5))))
+    figure.set_figheight(figure.get_figheight() + 0.165 * (math.ceil(len(names) / columns) - 1))
     # The names are set afterwards, because matplotlib hides labels that begin with an underscore.
     box = figure.legend(handles, [str(i) for i in range(len(names))], loc="outside upper left",  # type: ignore[call-overload]
                         ncols=columns, handlelength=1.8, columnspacing=1.6, borderaxespad=0.2)

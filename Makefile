@@ -1,0 +1,41 @@
+# make demo   train FedAvg and MQAT on the embedded digits and compare them (about five minutes on two cores)
+# make test   run the tests
+# Both create .venv from the pinned constraints; a second call starts at once.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+SOURCES := $(shell find src -name '*.py' -o -name '*.toml')
+
+.PHONY: demo test test-slow test-browser lint clean
+
+demo: runs/demo/fedavg/evaluation.json runs/demo/mqat/evaluation.json
+	@$(BIN)/anybit report runs/demo/fedavg runs/demo/mqat --out runs/demo/report
+
+# An interrupted run goes on; one made by older sources is made anew.
+runs/demo/%/evaluation.json: $(READY) $(SOURCES)
+	@if [ -f $@ ]; then rm -r runs/demo/$*; fi
+	@if [ -f runs/demo/$*/config.json ]; then $(BIN)/anybit resume runs/demo/$*; \
+	else $(BIN)/anybit run quickstart/$* --path runs/demo/$*; fi
+
+test: $(READY)
+	$(BIN)/pytest -n 2 -m "not slow and not browser"
+
+test-slow: $(READY)
+	$(BIN)/pytest -m slow
+
+# Needs Chromium (Debian: apt-get install chromium).
+test-browser: $(READY)
+	$(BIN)/pytest -m browser
+
+lint: $(READY)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev]'
+	touch $@
+
+clean:
+	rm -rf .venv runs/demo

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anybit import recipes
+from anybit.build import DATA, MODELS, SPLITS, VARIANTS, build_model, build_task, build_variant, settled
+from anybit.config import Component, Config, from_recipe
+from anybit.errors import AnybitError, ConfigError
+from anybit.schema import plain, read, read_arguments
+
+
+def test_config_survives_json() -> None:
+    config = from_recipe("quickstart/mqat", ["sites.first_last_bits=8", "ranges.weights=mse"])
+    assert read(Config, json.loads(json.dumps(plain(config)))) == config
+
+
+def test_all_errors_at_once_each_with_its_place() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(Config, {"rounds": "many", "server": {"optimzer": "adam", "lr": "fast"}, "engine": "stackd", "cohrt": 3,
+                      "evaluation": {"bits": [2, "x"]}})
+    message = str(caught.value)
+    for part in ("rounds = 'many': must be a whole number", "server.optimzer is unknown: did you mean 'optimizer'?",
+                 "server.lr = 'fast': must be a number", "engine = 'stackd': must be one of", "did you mean 'stacked'?",
+                 "cohrt is unknown: did you mean 'cohort'?", "evaluation.bits[1] = 'x'"):
+        assert part in message
+
+
+@pytest.mark.parametrize(("override", "message"), [
+    ("rounds=0", "rounds = 0: must be at least 1"), ("client.lr=-1", "client.lr = -1"), ("server.lr=0", "server.lr = 0"),
+    ("evaluation.bits=[2,1]", "bits = 1"), ("sites.first_last_bits=16", "bits = 16"), ("seed=-1", "seed = -1"),
+    ("rounds=true", "rounds = True"), ("server.eps=nan", "finite"), ("rounds", "write key=value"),
+    ("data=3", "data = 3: must be a table"), ("device=1", "device = 1: must be text")])
+def test_values_out_of_range(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_recipe("quickstart/mqat", [override])
+    assert message in str(caught.value)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+                    max_leaves=10))
+def test_no_plain_data_crashes_the_reader(value: object) -> None:
+    try:
+        read(Config, value)
+    except ConfigError:
+        pass
+
+
+@given(st.sampled_from(["rounds", "server", "client", "variant", "evaluation", "sites", "split"]),
+       st.dictionaries(st.sampled_from(["lr", "bits", "name", "alpha", "every"]), st.integers() | st.text(max_size=4)))
+def test_sections_with_odd_content_never_crash(section: str, value: object) -> None:
+    try:
+        read(Config, {section: value})
+    except ConfigError:
+        pass
+
+
+def test_every_recipe_is_valid() -> None:
+    names = recipes.names()
+    assert len([n for n in names if n.startswith("paper/")]) == 60
+    for name in names:
+        config = settled(from_recipe(name))
+        read_arguments(DATA[config.data.name], config.data.arguments, "data")
+        build_variant(config)
+        build_model(config)
+        assert config.split.name in SPLITS
+        assert config.model.name in MODELS
+        assert recipes.load(name)["description"]
+
+
+def test_settled_writes_out_what_is_open() -> None:
+    config = settled(Config())
+    assert config.engine == "sequential"
+    assert config.device == "cpu"
+    assert config.variant.arguments["bits"] == [2, 3, 4, 6, 8, 32]
+    assert settled(config) == config
+
+
+def test_another_name_replaces_the_whole_table() -> None:
+    config = from_recipe("paper/cifar10-resnet20/qat4-wa", ["variant.name=kure"])
+    assert config.variant == Component("kure")
+    kept = from_recipe("paper/cifar10-resnet20/qat4-wa", ["variant.bits=2"])
+    assert kept.variant == Component("qat", {"bits": 2, "sites": "WA"})
+
+
+def test_a_copied_recipe_means_the_same(tmp_path: Path) -> None:
+    for name in ("quickstart/mqat", "paper/cifar100-resnet20/apqn2-a", "paper/femnist-lenet5/mqat"):
+        path = tmp_path / "own.toml"
+        path.write_text(recipes.as_toml(recipes.load(name)))
+        assert from_recipe(str(path)) == from_recipe(name)
+
+
+def test_broken_recipe_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("rounds = = 3")
+    (tmp_path / "loop.toml").write_text('extends = "loop"')
+    (tmp_path / "lost.toml").write_text('extends = "nowhere"')
+    for name, message in (("bad", "not valid TOML"), ("loop", "circle"), ("lost", "does not exist"), ("no", "not exist")):
+        with pytest.raises(ConfigError, match=message):
+            from_recipe(str(tmp_path / f"{name}.toml"))
+
+
+def test_code_outside_anybit_needs_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_models.py").write_text(
+        "import torch\n\ndef tiny(hidden: int = 4):\n"
+        "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, hidden), torch.nn.Linear(hidden, 10))\n")
+    monkeypatch.chdir(tmp_path)
+    config = from_recipe("quickstart/mqat", ["model.name=my_models:tiny", "model.hidden=6"])
+    with pytest.raises(ConfigError, match="allow it with --import my_models"):
+        build_task(config)
+    assert build_task(config, ["my_models"]).model[1].out_features == 6  # type: ignore[index, union-attr]
+    for name, message in (("my_models:huge", "has no 'huge'"), ("nowhere:x", "cannot be imported"),
+                          ("my_models:torch", "cannot be called")):
+        with pytest.raises(ConfigError, match=message):
+            build_task(from_recipe("quickstart/mqat", [f"model.name={name}"]), ["my_models", "nowhere"])
+
+
+@pytest.mark.parametrize(("override", "message"), [
+    ("variant.name=mqta", "did you mean 'mqat'"), ("variant.bitz=3", "variant.bitz is unknown: did you mean 'bits'"),
+    ("model.groups=few", "model.groups = 'few': must be a whole number"), ("model.groups=3", "model 'resnet20'"),
+    ("split.clients=5000", "split.clients = 5000"), ("split.alpha=0", "split.alpha"), ("data.name=digit", "'digits'"),
+    ("loss=mse", "unknown loss 'mse'"), ("variant.sites=WB", "variant.sites = 'WB'")])
+def test_components_check_their_arguments(override: str, message: str) -> None:
+    with pytest.raises(AnybitError) as caught:
+        build_task(from_recipe("quickstart/mqat", [override]))
+    assert message in str(caught.value)
+    assert VARIANTS

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import anybit
+from anybit.errors import Diverged
+from anybit.folder import RunFolder
+
+Arrays = tuple[np.ndarray, np.ndarray]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_by_name(mlp: nn.Module, clients: list[Arrays], held_out: Arrays,
+                                                         tmp_path: Path) -> None:
+    settings: dict[str, object] = {"rounds": 50, "cohort": 5, "client": anybit.ClientOptions(lr=1e38, batch_size=16), "checkpoint_every": 1,
+                "evaluation": anybit.EvaluationOptions(every=1000)}
+    with pytest.raises(Diverged) as caught:
+        anybit.fit(mlp, clients, held_out, anybit.apqn(4), path=tmp_path / "run", **settings)  # type: ignore[arg-type]
+    message = str(caught.value)
+    for part in ("the loss is", "in round ", "client ", "local step ", "width W4", "lower client.lr (now 1e+38)"):
+        assert part in message
+
+
+def test_the_last_good_checkpoint_is_kept(mlp: nn.Module, clients: list[Arrays], held_out: Arrays, tmp_path: Path) -> None:
+    """A client whose inputs overflow only from round 4 on: the checkpoint of round 3 is named and readable."""
+    rounds: list[int] = []
+
+    def explode(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        value = torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return value * (float("inf") if len(rounds) >= 3 else 1.0)
+
+    with pytest.raises(Diverged, match=r"round 4.*last good checkpoint is .*round-000003"):
+        anybit.fit(mlp, clients, held_out, loss=explode, path=tmp_path / "run", rounds=9, cohort=5, checkpoint_every=1,
+                   on_round=lambda p: rounds.append(p.round))
+    folder = RunFolder.open(tmp_path / "run")
+    checkpoint = folder.load_checkpoint(folder.checkpoints()[-1], torch.device("cpu"))
+    assert checkpoint.round == 3
+    assert all(bool(torch.isfinite(p).all()) for p in checkpoint.state.w.values())
+    assert checkpoint.state.optimizer["count"].shape == ()
+
+
+def test_evaluation_logs_kurtosis_and_saturation_of_every_layer(mlp: nn.Module, clients: list[Arrays],
+                                                                held_out: Arrays) -> None:
+    result = anybit.fit(mlp, clients, held_out, anybit.qat(2), rounds=4, cohort=5,
+                        evaluation=anybit.EvaluationOptions(every=2))
+    evaluations = [m["evaluation"] for m in result.metrics if "evaluation" in m]
+    assert [m["round"] for m in result.metrics if "evaluation" in m] == [2, 4]
+    layers = evaluations[-1]["layers"]
+    assert set(layers) == {"0.weight_quantizer", "0.input_quantizer", "2.weight_quantizer", "2.input_quantizer"}
+    assert all(layer["kurtosis"] > 0 for layer in layers.values())
+    assert 0 <= layers["0.weight_quantizer"]["saturation"] < 1
+    assert evaluations[-1]["layers_at"] == "W2"
+
+
+def test_the_grid_has_all_widths_and_the_rules_that_make_sense(mlp: nn.Module, clients: list[Arrays],
+                                                               held_out: Arrays) -> None:
+    short = {"rounds": 1, "cohort": 2}
+    quantized = anybit.fit(mlp, clients, held_out, anybit.qat(4), **short).evaluation  # type: ignore[arg-type]
+    assert list(quantized["grid"]) == ["rule", "table", "mse"]
+    assert len(quantized["grid"]["mse"]) == 16  # FP32, and five bit-widths each for W, A and WA
+    plain = anybit.fit(mlp, clients, held_out, anybit.baseline(), **short).evaluation  # type: ignore[arg-type]
+    assert list(plain["grid"]) == ["mse"]
+
+
+def test_one_client_one_image_one_class(held_out: Arrays) -> None:
+    model = nn.Sequential(nn.Linear(8, 4))
+    one = [(held_out[0][:1], held_out[1][:1])]
+    result = anybit.fit(model, one, held_out, rounds=2, cohort=1)
+    assert np.isfinite(result.metrics[-1]["loss"])
+
+
+def test_the_same_seed_gives_the_same_run_and_another_a_different_one(mlp: nn.Module, clients: list[Arrays],
+                                                                      held_out: Arrays) -> None:
+    def losses(seed: int) -> list[float]:
+        result = anybit.fit(mlp, clients, held_out, anybit.apqn(2), rounds=3, cohort=3, seed=seed)
+        return [m["loss"] for m in result.metrics]
+
+    assert losses(0) == losses(0)
+    assert losses(0) != losses(1)
