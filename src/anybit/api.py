@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -163,11 +163,11 @@ class Run:
         return self.folder.evaluation()
 
     def task(self) -> Task:
-        """The objects that the run's config names, rebuilt."""
+        """The objects that the run's config names, rebuilt, with the split that was saved."""
         if OBJECT in (self.config.data.name, self.config.model.name, self.config.variant.name):
             raise RunError(f"{self.folder.path} was trained from Python objects, which a folder does not hold: "
                            "call anybit.evaluate(run.model(), test, table=run.steps(), steps='table')")
-        return build_task(self.config, self._trusted)
+        return replace(build_task(self.config, self._trusted), split=self.folder.split())
 
     def model(self) -> nn.Module:
         """The trained model."""
