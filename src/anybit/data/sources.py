@@ -6,7 +6,7 @@ images are kept from the clients · evaluate: on the test set, or on those held-
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -65,7 +65,7 @@ def tinyimagenet(normalize: bool = True, crop: int = 0, padding: int = 0, flip: 
 def femnist(writers: int = 3500, normalize: bool = False, crop: int = 0, padding: int = 0, flip: bool = False) -> Data:
     """Handwritten characters of 62 classes, 1×28×28, by writer.
 
-    writers: those with most images (the paper's 3,500 of 3,597), in training and test set alike; 0: all.
+    writers: those with most images (the paper's 3,500), in training and test set alike; 0: all.
     """
     prepared = cache.load("femnist")
     known = len(prepared.manifest.id_names)
@@ -93,8 +93,9 @@ def images(set: str, source: str = "", columns: Mapping[str, str] = MappingProxy
     return _data(prepared, _View(normalize, crop, padding, flip, holdout, evaluate))
 
 
-SOURCES = {"digits": digits, "cifar10": cifar10, "cifar100": cifar100, "femnist": femnist, "tinyimagenet": tinyimagenet,
-           "images": images}
+SOURCES: Mapping[str, Callable[..., Data]] = {
+    "digits": digits, "cifar10": cifar10, "cifar100": cifar100, "femnist": femnist, "tinyimagenet": tinyimagenet,
+    "images": images}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,66 @@
+"""The examples in README and docs run as they are printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import anybit
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks(file: str, language: str = "python") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / file).read_text(), re.DOTALL)
+
+
+def arrays(count: int) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(count)
+    y = draw.integers(10, size=count)
+    x = draw.normal(size=(count, 1, 8, 8)) + y.reshape(-1, 1, 1, 1) / 3
+    return x.astype(np.float32), y
+
+
+def test_the_python_example_is_short_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = blocks("README.md")
+    assert len(example.strip().splitlines()) < 20
+    monkeypatch.chdir(tmp_path)
+    names = {f"{axis}{i}": value for i, size in enumerate((30, 20, 25), 1)
+             for axis, value in zip("xy", arrays(size), strict=True)}
+    names |= dict(zip(("x_test", "y_test"), arrays(40), strict=True))
+    exec(example, names)
+    assert len(capsys.readouterr().out.split()) == 2
+    assert (tmp_path / "runs/mine/evaluation.json").exists()
+
+
+def test_the_variant_in_the_docs_trains() -> None:
+    (example,) = blocks("docs/architecture.md")
+    names: dict[str, object] = {}
+    exec(example, names)
+    from torch import nn
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    result = anybit.fit(model, [arrays(30), arrays(20)], arrays(40), names["stochastic_qat"](3),  # type: ignore[operator]
+                        rounds=2, cohort=2)
+    assert result.evaluation["variant"] == "stochastic-qat"
+
+
+def test_every_verb_in_the_readme_exists() -> None:
+    from anybit.cli.main import app
+
+    known = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
+    text = (ROOT / "README.md").read_text()
+    named = set(re.findall(r"^anybit (\w+)", text, re.MULTILINE)) | {"cp", "doctor"}
+    assert named <= known
+    assert known <= named
+
+
+def test_links_in_the_docs_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            if not target.startswith("http"):
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
