@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -34,7 +35,7 @@ def clients(blobs: tuple[np.ndarray, np.ndarray]) -> list[tuple[np.ndarray, np.n
     """Five clients of 1, 20, 40, 59 and 60 points."""
     x, y = blobs
     edges = [0, 1, 21, 61, 120, 180]
-    return [(x[a:b], y[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [(x[a:b], y[a:b]) for a, b in itertools.pairwise(edges)]
 
 
 @pytest.fixture

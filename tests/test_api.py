@@ -116,7 +116,8 @@ def test_a_variant_from_outside_is_one_function(mlp: nn.Module, clients: list[Ar
 
 
 @pytest.mark.parametrize(("change", "error", "message"), [
-    ({"cohort": 6}, ConfigError, "cohort = 6, but there are only 5 clients"), ({"clients": []}, DataError, "clients is empty"),
+    ({"cohort": 6}, ConfigError, "cohort = 6, but there are only 5 clients"),
+    ({"clients": []}, DataError, "clients is empty"),
     ({"empty": True}, DataError, "client 5 has no examples"), ({"nan": True}, DataError, "client 0.*NaN"),
     ({"label": 4}, DataError, "label 4, but the model's 4 outputs allow 0…3"), ({"device": "cuda:9"}, ConfigError, "device"),
     ({"rounds": 0}, ConfigError, "rounds = 0"), ({"ragged": True}, DataError, "same length"),
@@ -154,8 +155,6 @@ def test_learned_steps_move_and_are_saved(mlp: nn.Module, clients: list[Arrays],
     plain = anybit.fit(mlp, clients, held_out, variant, **{**FAST, "rounds": 1})  # type: ignore[arg-type]
     site, bits = "0.weight_quantizer", 1
     assert learned.steps.steps[site][bits] != plain.steps.steps[site][bits]
-    if variant.bits == (3,):
-        assert learned.steps.steps[site][0] == plain.steps.steps[site][0]  # nobody trained at 2 bits
     assert torch.equal(anybit.Run.load(tmp_path / "r", mlp).steps().steps[site], learned.steps.steps[site])
     assert learned.scores["FP32"].metric > 70
 

@@ -16,8 +16,8 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 def test_a_loss_that_is_not_finite_stops_the_run_by_name(mlp: nn.Module, clients: list[Arrays], held_out: Arrays,
                                                          tmp_path: Path) -> None:
-    settings: dict[str, object] = {"rounds": 50, "cohort": 5, "client": anybit.ClientOptions(lr=1e38, batch_size=16), "checkpoint_every": 1,
-                "evaluation": anybit.EvaluationOptions(every=1000)}
+    settings: dict[str, object] = {"rounds": 50, "cohort": 5, "client": anybit.ClientOptions(lr=1e38, batch_size=16),
+                                   "checkpoint_every": 1, "evaluation": anybit.EvaluationOptions(every=1000)}
     with pytest.raises(Diverged) as caught:
         anybit.fit(mlp, clients, held_out, anybit.apqn(4), path=tmp_path / "run", **settings)  # type: ignore[arg-type]
     message = str(caught.value)
@@ -64,6 +64,15 @@ def test_the_grid_has_all_widths_and_the_rules_that_make_sense(mlp: nn.Module, c
     assert len(quantized["grid"]["mse"]) == 16  # FP32, and five bit-widths each for W, A and WA
     plain = anybit.fit(mlp, clients, held_out, anybit.baseline(), **short).evaluation  # type: ignore[arg-type]
     assert list(plain["grid"]) == ["mse"]
+
+
+def test_sites_that_were_not_trained_have_no_training_range(mlp: nn.Module, clients: list[Arrays],
+                                                            held_out: Arrays) -> None:
+    """MQAT on weights, evaluated at A4: ranges of the untrained model would clip; they are measured on the trained one."""
+    result = anybit.fit(mlp, clients, held_out, anybit.mqat(), rounds=8, cohort=5,
+                        server=anybit.ServerOptions(lr=0.1)).evaluation["grid"]
+    assert result["table"]["A4"] == result["mse"]["A4"]
+    assert result["table"]["W2"] != result["mse"]["W2"]
 
 
 def test_one_client_one_image_one_class(held_out: Arrays) -> None:

@@ -24,7 +24,7 @@ from anybit.objective import PerExample, accuracy, cross_entropy
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions, prepare, quantizers, weight_sites
-from anybit.run import Progress, Task, Trained, Training, Watch, trainable
+from anybit.run import Progress, Task, Trained, Training, Watch, learned_table, trainable
 from anybit.schema import plain, read
 from anybit.variants import Steps, Variant, baseline, mqat
 
@@ -87,6 +87,7 @@ class Fitted:
     model: nn.Module
     """A copy of the user's model with the server's weights, on the CPU."""
     steps: StepTable
+    """The steps to quantize it with, of every site at every bit-width."""
     scores: dict[str, Score]
     """{width: (loss, metric)} at the variant's own steps, e.g. scores["W2"].metric."""
     evaluation: dict[str, Any]
@@ -133,7 +134,9 @@ def evaluate(model: nn.Module, test: Arrays, widths: Sequence[str] = ("FP32", "W
     evaluator = Evaluator(model, baseline(), sites, ranges, EvaluationOptions(), Data(examples, examples, pipeline),
                           pipeline(seen), loss, metric)
     w = trainable(model)
-    return evaluator.score(w, evaluator.table(w, table or StepTable({}), steps), wanted)
+    if table is None:
+        table = evaluator.table(w, StepTable({}), steps, "W" if calibration is None else "WA")
+    return evaluator.score(w, table, wanted)
 
 
 class Run:
@@ -175,7 +178,7 @@ class Run:
         return with_weights(model, self.folder.model())
 
     def steps(self) -> StepTable:
-        """The step table that belongs to the model."""
+        """The steps to quantize the model with, of every site at every bit-width."""
         model = self.model()
         prepared, parameters = prepare(model, options=self.config.sites), dict(model.named_parameters())
         channel = {site: (parameters[name].shape[0], *[1] * (parameters[name].dim() - 1))
@@ -188,7 +191,8 @@ class Run:
         task = self.task()
         training = Training(task, self.config)
         w = {name: p.to(training.device) for name, p in self.folder.model().items()}
-        table = self.steps().to(training.device)
-        evaluator = training.evaluator
-        table = evaluator.table(w, table, steps or evaluator.own_steps)
+        evaluator, table = training.evaluator, self.steps().to(training.device)
+        if steps is not None and steps != evaluator.own_steps:
+            newest = self.folder.load_checkpoint(self.folder.checkpoints()[-1], training.device)
+            table = evaluator.table(w, learned_table(newest.state, newest.table), steps)
         return evaluator.score(w, table, [Width.parse(width) for width in widths])

@@ -14,8 +14,8 @@ from anybit.data.examples import Data
 from anybit.errors import ConfigError
 from anybit.objective import PerExample
 from anybit.quant.calibrate import activation_table, layer_health, weight_table
-from anybit.quant.grid import FLOAT, Width, rounding
-from anybit.quant.ranges import StepTable
+from anybit.quant.grid import FLOAT, SiteKinds, Width, rounding
+from anybit.quant.ranges import RangeRule, StepTable
 from anybit.quant.sites import SiteOptions, bind, prepare, quantizers
 from anybit.randomness import generator
 from anybit.variants import Steps, Variant
@@ -52,23 +52,35 @@ class Evaluator:
 
     def start_table(self, w: Tensors) -> StepTable:
         """The steps fixed at the start of the training, of all weights and activations."""
-        prepared = prepare(self.model, options=self.sites)
-        weights = weight_table(prepared, w, self.ranges.weights or self.variant.start, self.sites.per_channel)
-        return weights.merged(activation_table(self.model, self.sites, w, self.images, self.ranges.activations))
+        return self._estimated(w, self.ranges.weights or self.variant.start, "WA")
 
-    def table(self, w: Tensors, trained: StepTable, steps: Steps) -> StepTable:
-        """The steps by which `w` is quantized; `trained` is the table of the training."""
-        if steps == "table":
-            return trained
-        prepared = prepare(self.model, options=self.sites)
-        if steps == "rule":
-            bits = [b for b in self.variant.bits if b != FLOAT]
-            if not bits:
-                raise ConfigError(f"variant '{self.variant.name}' trains at no bit-width from which the step rule could "
-                                  "start: use steps 'mse', 'minmax' or 'cover'")
-            return trained.by_rule(min(bits), {name: site.grid for name, site in quantizers(prepared).items()})
-        weights = weight_table(prepared, w, steps, self.sites.per_channel)
-        return weights.merged(activation_table(self.model, self.sites, w, self.images, self.ranges.activations))
+    def table(self, w: Tensors, trained: StepTable, steps: Steps, sites: SiteKinds = "WA") -> StepTable:
+        """The steps by which the given sites of `w` are quantized; `trained` is the table of the training.
+
+        Sites that the variant does not quantize while training have no training range: theirs are re-estimated.
+        """
+        if steps != "table" and steps != "rule":
+            return self._estimated(w, steps, sites)
+        table = self._by_rule(trained) if steps == "rule" else trained
+        untrained: SiteKinds | None = {"W": "A", "A": "W"}.get(self.variant.sites)  # type: ignore[assignment]
+        return table.merged(self._estimated(w, "mse", untrained)) if untrained and untrained in sites else table
+
+    def _by_rule(self, trained: StepTable) -> StepTable:
+        bits = [b for b in self.variant.bits if b != FLOAT]
+        if not bits:
+            raise ConfigError(f"variant '{self.variant.name}' trains at no bit-width from which the step rule could "
+                              "start: use steps 'mse', 'minmax' or 'cover'")
+        grids = {name: site.grid for name, site in quantizers(prepare(self.model, options=self.sites)).items()}
+        return trained.by_rule(min(bits), grids)
+
+    def _estimated(self, w: Tensors, rule: RangeRule, sites: SiteKinds) -> StepTable:
+        """Steps found now: of the weights by `rule`, of the activations by the run's own rule on training images."""
+        table = StepTable({})
+        if "W" in sites:
+            table = weight_table(prepare(self.model, options=self.sites), w, rule, self.sites.per_channel)
+        if "A" in sites:
+            table = table.merged(activation_table(self.model, self.sites, w, self.images, self.ranges.activations))
+        return table
 
     def score(self, w: Tensors, table: StepTable, widths: Sequence[Width]) -> dict[str, Score]:
         """Loss and metric at every width."""
@@ -94,7 +106,7 @@ class Evaluator:
 
     def own(self, w: Tensors, trained: StepTable) -> dict[str, Any]:
         """The variant's own evaluation: its sites, its steps, all bit-widths, and how every layer fares at the lowest."""
-        table = self.table(w, trained, self.own_steps)
+        table = self.table(w, trained, self.own_steps, self.variant.sites)
         widths = [Width.of(self.variant.sites, b) for b in self.options.bits]
         lowest = min(widths)
         health = layer_health(self.model, self.sites, w, self.images, table, lowest)

@@ -242,14 +242,16 @@ class Training:
             self.folder.append("metrics", entry)
 
     def _finish(self, w: dict[str, Tensor], table: StepTable) -> Trained:
+        """The full grid. The steps that are kept are the ones the model is meant to be quantized with: its own."""
         self.watch.on_message("evaluating at all widths")
+        own = self.evaluator.table(w, table, self.evaluator.own_steps)
         metric = getattr(self.task.metric, "__name__", "metric")
         evaluation = {"metric": metric, "variant": self.task.variant.name, "own": self.evaluator.own_steps,
                       "sites": self.task.variant.sites, "test_examples": len(self.data.test),
                       "grid": self.evaluator.grid(w, table)}
         if self.folder:
-            self.folder.save_result(w, table, evaluation)
-        return Trained(w, table, evaluation, self.metrics)
+            self.folder.save_result(w, own, evaluation)
+        return Trained(w, own, evaluation, self.metrics)
 
 
 def weights(state: State) -> dict[str, Tensor]:

@@ -45,7 +45,9 @@ def test_run_report_eval(anybit: Anybit, home: Path) -> None:
     assert values["W2"]["metric"] == pytest.approx(scores["W2"]["metric"])
     assert set(values) == {"W2", "W4A8"}
 
-    assert anybit("run", "quickstart/fedavg", *TINY, "--path", "runs/b", "--quiet").stderr.count("round") == 0
+    quiet = anybit("run", "quickstart/fedavg", *TINY, "--path", "runs/b", "--quiet", "--json")
+    assert "round" not in quiet.stderr
+    assert json.loads(quiet.stdout) == {"path": "runs/b", **json.loads((home / "runs/b/evaluation.json").read_text())}
     report = anybit("report", "runs/b", "runs/a", "--out", "out")
     assert report.returncode == 0, report.stderr
     assert "FP32" in report.stdout

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +19,7 @@ CPU = torch.device("cpu")
 
 def cohort_of(sizes: list[int], widths: list[Width], batch_size: int = 2) -> Cohort:
     starts = np.cumsum([0, *sizes])
-    split = [np.arange(a, b) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    split = [np.arange(a, b) for a, b in itertools.pairwise(starts)]
     return build_cohort(1, 0, range(len(sizes)), widths, split, batch_size, 1, CPU)
 
 

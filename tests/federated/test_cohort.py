@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 from hypothesis import given
@@ -29,7 +31,7 @@ def test_every_client_comes_up_equally_often() -> None:
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(1, 9), st.integers(1, 3))
 def test_an_epoch_shows_every_example_once(sizes: list[int], batch_size: int, epochs: int) -> None:
     starts = np.cumsum([0, *sizes])
-    split = [np.arange(a, b) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    split = [np.arange(a, b) for a, b in itertools.pairwise(starts)]
     cohort = build_cohort(1, 2, range(len(sizes)), [Width(32, 32)] * len(sizes), split, batch_size, epochs, CPU)
     for i, examples in enumerate(split):
         batches = cohort.batches(i)

@@ -35,7 +35,8 @@ def test_cover_clips_nothing_and_no_smaller_step_would(low: float, size: float, 
         assert float(step * least) <= low + 1e-4
         assert float(step * most) >= low + size - 1e-4
         if max(abs(low), abs(low + size)) > 1e-3 and size > 0:
-            tight = min(float(bottom - step * least) if low < 0 else 9e9, float(step * most - top) if low + size > 0 else 9e9)
+            tight = min(float(bottom - step * least) if low < 0 else 9e9,
+                        float(step * most - top) if low + size > 0 else 9e9)
             assert tight == pytest.approx(0, abs=1e-4)
 
 

@@ -59,6 +59,7 @@ class Reporter:
 
     def __init__(self, quiet: bool, first_round: int = 0) -> None:
         self.quiet, self.first_round = quiet, first_round
+        self.live = sys.stderr.isatty()
         self.bar: Bar | None = None
         self.started = self.last_line = time.monotonic()
         self.accuracy = ""
@@ -69,7 +70,7 @@ class Reporter:
         if progress.evaluation:
             scores = progress.evaluation["scores"]
             self.accuracy = " ".join(f"{width} {s['metric']:.1f}" for width, s in scores.items())
-        if sys.stderr.isatty():
+        if self.live:
             self._live(progress)
         elif progress.evaluation or progress.round == progress.rounds or time.monotonic() - self.last_line > 10:
             self._line(progress)
@@ -78,7 +79,8 @@ class Reporter:
         if self.bar is None:
             self.bar = Bar(TextColumn("round"), MofNCompleteColumn(), BarColumn(20), _Speed(), TextColumn("ETA"),
                            TimeRemainingColumn(compact=True), TextColumn("loss {task.fields[loss]:.3f}"),
-                           TextColumn("{task.fields[accuracy]}"), console=Console(stderr=True), transient=False)
+                           TextColumn("{task.fields[accuracy]}"), console=Console(stderr=True),
+                           redirect_stdout=False, redirect_stderr=False)
             self.bar.start()
             self.bar.add_task("", total=progress.rounds, completed=progress.round - 1, loss=progress.loss, accuracy="")
         self.bar.update(self.bar.task_ids[0], completed=progress.round, loss=progress.loss, accuracy=self.accuracy)

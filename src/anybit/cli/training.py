@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anybit.cli.console import Debug, Import, Quiet, Reporter, print_json, print_table, say
+from anybit.cli.console import Debug, Import, Json, Quiet, Reporter, print_json, print_table, say
 from anybit.cli.recipes import Overrides, Recipe
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
 def run(recipe: Recipe, overrides: Overrides = None,
         path: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/RECIPE-TIME.")] = None,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the config and the cost, and stop.")] = False,
-        imports: Import = None, quiet: Quiet = False, debug: Debug = False) -> None:
+        imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Train a recipe."""
     from anybit.build import build_task, settled
     from anybit.config import from_recipe
@@ -45,10 +45,10 @@ def run(recipe: Recipe, overrides: Overrides = None,
     training = Training(task, config, Watch(on_round=reporter.on_round, on_message=reporter.message))
     folder = RunFolder.create(path, plain(config), environment())
     folder.save_split(task.split)
-    _train(training, folder, reporter)
+    _train(training, folder, reporter, json)
 
 
-def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, debug: Debug = False) -> None:
+def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Continue an interrupted run from its last checkpoint."""
     from anybit.api import Run
     from anybit.errors import RunError
@@ -59,10 +59,10 @@ def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, debug: D
         raise RunError(f"{path} is finished: see it with 'anybit report {path}'")
     reporter = Reporter(quiet, first_round=max(map(run.folder.round_of, run.folder.checkpoints()), default=0))
     watch = Watch(on_round=reporter.on_round, on_message=reporter.message)
-    _train(Training(run.task(), run.config, watch), run.folder, reporter, resume=True)
+    _train(Training(run.task(), run.config, watch), run.folder, reporter, json, resume=True)
 
 
-def _train(training: Training, folder: RunFolder, reporter: Reporter, resume: bool = False) -> None:
+def _train(training: Training, folder: RunFolder, reporter: Reporter, json: bool, resume: bool = False) -> None:
     task, config = training.task, training.config
     try:
         with folder.locked(), _stoppable(training.watch):
@@ -71,7 +71,10 @@ def _train(training: Training, folder: RunFolder, reporter: Reporter, resume: bo
             trained = training.train(folder, resume)
     finally:
         reporter.close()
-    _print_scores(trained.evaluation)
+    if json:
+        print_json({"path": str(folder.path), **trained.evaluation})
+    else:
+        _print_scores(trained.evaluation)
     say(f"run: {folder.path}   report: anybit report {folder.path}")
 
 

@@ -155,7 +155,7 @@ def prepare(model: nn.Module, weights: Transform | None = None, activations: Tra
     """
     model = copy.deepcopy(model)
     layers = _checked_layers(model, options)
-    for number, (name, layer) in enumerate(layers.items()):
+    for number, layer in enumerate(layers.values()):
         edge = number in (0, len(layers) - 1)
         layer.weight_quantizer = Quantizer("weights", 2 * number, options.weight_grid, weights)
         image = number == 0 and not options.quantize_image
