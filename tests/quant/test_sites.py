@@ -39,6 +39,12 @@ def test_names_stay_and_the_users_model_is_untouched(mlp: nn.Module) -> None:
     assert prepared[0].in_features == 8  # type: ignore[index]
 
 
+def test_everything_new_lives_where_the_model_lives(mlp: nn.Module) -> None:
+    model = nn.Sequential(*mlp, nn.Dropout(0.1)).to("meta")
+    prepared = prepare(model, rounding, rounding, last_dropout=0.5)
+    assert {buffer.device.type for buffer in prepared.buffers()} == {"meta"}
+
+
 def test_32_bits_change_nothing(mlp: nn.Module) -> None:
     x = torch.randn(5, 8)
     assert torch.equal(run(mlp, x, (32, 32)), mlp(x))

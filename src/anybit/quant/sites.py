@@ -166,7 +166,7 @@ def prepare(model: nn.Module, weights: Transform | None = None, activations: Tra
         layer.input_dropout = KeyedDropout(last_dropout, 2 * len(layers)) if last and last_dropout else nn.Identity()
         layer.__class__ = _QUANTIZED[type(layer)]
     _key_dropouts(model, first_number=2 * len(layers) + 1)
-    return model
+    return model.to(next(model.parameters()).device)
 
 
 def _key_dropouts(model: nn.Module, first_number: int) -> None:
