@@ -4,7 +4,7 @@ import * as ort from "./ort/ort.wasm.min.mjs";
 ort.env.wasm.numThreads = 1;
 ort.env.wasm.wasmPaths = new URL("./ort/", import.meta.url).href;
 
-const SHOWN = 24, TIMED = 50, BATCH = 50;
+const SHOWN = 18, TIMED = 50, BATCH = 50;
 const $ = id => document.getElementById(id);
 const facts = await (await fetch("samples.json")).json();
 const pixels = new Float32Array(await (await fetch("samples.bin")).arrayBuffer());
