@@ -22,6 +22,7 @@ from anybit.run import Training
 from anybit.schema import plain, read
 from tests.export.user_net import TINY
 
+
 def run(arguments: list[str]) -> int:
     """The command line in this process; typer's own imports are deprecated ones."""
     with warnings.catch_warnings():

@@ -29,9 +29,11 @@ count = 10
 """
 
 
-def test_a_fleet_gets_one_artifact_per_class(run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "fleet.toml").write_text(FLEET)
-    assert run(["export", str(run_path), "--fleet", str(tmp_path / "fleet.toml"), "--out", str(tmp_path / "out"), *OWN]) == 0
+def test_a_fleet_gets_one_artifact_per_class(run_path: Path, tmp_path: Path,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+    fleet, out = tmp_path / "fleet.toml", tmp_path / "out"
+    fleet.write_text(FLEET)
+    assert run(["export", str(run_path), "--fleet", str(fleet), "--out", str(out), *OWN]) == 0
     shown = capsys.readouterr()
     report = json.loads((tmp_path / "out/export.json").read_text())
     phone, watch = report["artifacts"]
@@ -61,7 +63,8 @@ def test_json_and_bench(run_path: Path, tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_untrained_widths_warn_with_what_was_measured(weights_only_run: Path, tmp_path: Path,
                                                       capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["export", str(weights_only_run), "--width", "W3", "--runtime", "archive", "--out", str(tmp_path), *OWN]) == 0
+    to = ["--runtime", "archive", "--out", str(tmp_path)]
+    assert run(["export", str(weights_only_run), "--width", "W3", *to, *OWN]) == 0
     said = capsys.readouterr().err
     assert "warning: W3 was not trained for (variant 'mqat' trains at W4, W8, FP32): its accuracy is " in said
 

@@ -84,7 +84,8 @@ def test_older_and_newer_opsets(subject: Subject, tmp_path: Path, opset: int, ty
         artifact = exporter.export(width)
         assert not artifact.rejected, artifact.verdict.problem
         graph = onnx.load(tmp_path / artifact.file).graph
-        kinds = {onnx.TensorProto.DataType.Name(t.data_type) for t in graph.initializer} | {t.name for t in graph.initializer}
+        kinds = {onnx.TensorProto.DataType.Name(t.data_type) for t in graph.initializer}
+        kinds |= {t.name for t in graph.initializer}
         assert types[8 if width.weights == 4 else 2] in kinds
 
 

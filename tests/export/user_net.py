@@ -1,4 +1,4 @@
-"""A user's own model: convolution, frozen BatchNorm, depthwise convolution, residual, linear on sequences and on vectors."""
+"""A user's own model: convolution, frozen BatchNorm, depthwise, residual, linear on sequences and on vectors."""
 
 from __future__ import annotations
 

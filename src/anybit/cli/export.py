@@ -109,10 +109,10 @@ def _steps(steps: str | None) -> Any:
 
 
 def _costs(exporter: Exporter, artifacts: list[Artifact]) -> dict[str, Cost]:
-    from anybit.export.bench import cost
+    from anybit.export.bench import costs
 
     files = [exporter.fp32.name, *(a.file for a in artifacts if a.runtime == "onnx" and not a.rejected)]
-    return {file: cost(exporter.folder / file) for file in files}
+    return costs([exporter.folder / file for file in files])
 
 
 def _print(subject: Subject, artifacts: dict[tuple[str, Runtime], Artifact], devices: Fleet | None,

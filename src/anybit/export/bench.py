@@ -7,7 +7,8 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one file, in a process of its own, on one thread."""
+    """Of one file, on one thread."""
 
     load_ms: float
     batches: dict[str, Latency]
@@ -44,33 +45,46 @@ class Cost:
 
 def latency(path: Path, subject: Subject, seconds: float = QUICK) -> Latency:
     """One image at a time, in this process."""
-    running = session(path)
     x = subject.data.pipeline(subject.data.test.x[:1]).numpy()
-    return _timed(lambda: running.run(None, {running.get_inputs()[0].name: x}), seconds)
+    return _taken_in_turns([session(path)], x, seconds)[0]
 
 
-def _timed(call: Any, seconds: float) -> Latency:
-    for _ in range(3):
-        call()
-    times: list[float] = []
+def costs(paths: Sequence[Path], seconds: float = 1.5) -> dict[str, Cost]:
+    """{file: cost}. Load time and memory in a process per file; latencies in turns, so that whatever else the machine
+    does meets all files alike."""
+    loads = [_in_a_process(path) for path in paths]
+    sessions = [session(path) for path in paths]
+    shape = sessions[0].get_inputs()[0].shape[1:]
+    batches: dict[str, list[Latency]] = {}
+    for size in BATCHES:
+        x = np.random.default_rng(0).normal(size=(size, *shape)).astype(np.float32)
+        batches[str(size)] = _taken_in_turns(sessions, x, seconds * len(paths))
+    return {path.name: Cost(load, {size: found[i] for size, found in batches.items()}, peak)
+            for i, (path, (load, peak)) in enumerate(zip(paths, loads, strict=True))}
+
+
+def _taken_in_turns(sessions: Sequence[Any], x: np.ndarray, seconds: float) -> list[Latency]:
+    calls = [(running, {running.get_inputs()[0].name: x}) for running in sessions]
+    times: list[list[float]] = [[] for _ in calls]
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times) < 5:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    median, p95 = (float(1e3 * np.percentile(times, q)) for q in (50, 95))
-    return Latency(median, p95)
+    while time.perf_counter() < end or len(times[0]) < 8:
+        for spent, (running, feed) in zip(times, calls, strict=True):
+            start = time.perf_counter()
+            running.run(None, feed)
+            spent.append(1e3 * (time.perf_counter() - start))
+    warm = [spent[3:] for spent in times]
+    return [Latency(float(np.percentile(w, 50)), float(np.percentile(w, 95))) for w in warm]
 
 
-def cost(path: Path, seconds: float = 1.0) -> Cost:
-    """Measured in a fresh process, so that memory is this artifact's alone."""
-    done = subprocess.run([sys.executable, "-m", "anybit.export.bench", str(path), str(seconds)], capture_output=True,
-                          text=True, check=False)
+def _in_a_process(path: Path) -> tuple[float, float]:
+    """(load time in ms, peak memory in MiB) of a fresh process, so that memory is this artifact's alone."""
+    done = subprocess.run([sys.executable, "-m", "anybit.export.bench", str(path)], capture_output=True, text=True,
+                          check=False)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no output"]
         raise RunError(f"{path} cannot be measured ({last[0]})")
-    found = json.loads(done.stdout)
-    return Cost(found["load_ms"], {n: Latency(**b) for n, b in found["batches"].items()}, found["peak_mib"])
+    load, peak = json.loads(done.stdout)
+    return load, peak
 
 
 def _status_mib(field: str) -> float:
@@ -82,26 +96,19 @@ def _status_mib(field: str) -> float:
         return 0.0
 
 
-def _forget_peak() -> None:
-    """Start the high-water mark anew: importing took more than what stayed."""
+def _load_and_run(path: Path) -> tuple[float, float]:
+    need("onnxruntime")
+    # Importing took more than what stayed: start the high-water mark anew.
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         file.write("5")
-
-
-def _measure(path: Path, seconds: float) -> Cost:
-    need("onnxruntime")
-    _forget_peak()
-    before = _status_mib("VmRSS")
-    start = time.perf_counter()
+    before, start = _status_mib("VmRSS"), time.perf_counter()
     running = session(path)
     load = 1e3 * (time.perf_counter() - start)
     wanted = running.get_inputs()[0]
-    batches = {}
     for size in BATCHES:
-        x = np.random.default_rng(0).normal(size=(size, *wanted.shape[1:])).astype(np.float32)
-        batches[str(size)] = _timed(lambda x=x: running.run(None, {wanted.name: x}), seconds)
-    return Cost(load, batches, _status_mib("VmHWM") - before)
+        running.run(None, {wanted.name: np.zeros((size, *wanted.shape[1:]), np.float32)})
+    return load, _status_mib("VmHWM") - before
 
 
 if __name__ == "__main__":
-    print(json.dumps(asdict(_measure(Path(sys.argv[1]), float(sys.argv[2])))))
+    print(json.dumps(_load_and_run(Path(sys.argv[1]))))

@@ -76,7 +76,6 @@ def export_executorch(subject: Subject, path: Path, width: Width) -> Artifact:
         need("executorch.exir", "executorch", "an ExecuTorch artifact")
         grids = output_grids(subject, width, subject.layers)
         program, remaining = _lowered(_quantized(subject, width, grids), subject.images)
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, program)
         result = _outputs(path, subject)
     biased = tuple(n for n in subject.layers if subject.model.get_submodule(n).bias is not None)

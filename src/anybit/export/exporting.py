@@ -94,6 +94,7 @@ class Exporter:
     def export(self, width: Width, runtime: Runtime = "onnx") -> Artifact:
         """Write and verify the artifact of one width."""
         check_width(width)
+        self._ready(self._path(width, runtime))
         if runtime == "onnx":
             return self._export_onnx(width)
         if runtime == "archive":
@@ -138,14 +139,18 @@ class Exporter:
     def _path(self, width: Width, runtime: Runtime) -> Path:
         return self.folder / f"model.{str(width).lower()}.{SUFFIX[runtime]}"
 
-    def _written(self, name: str, content: bytes) -> Path:
-        path = self.folder / name
+    def _ready(self, path: Path) -> None:
+        """Make the folder, and drop what an earlier export left under this name."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            path.with_name(path.name + REJECTED).unlink(missing_ok=True)
-            write_bytes(path, content)
+            for old in (path, path.with_name(path.name + REJECTED)):
+                old.unlink(missing_ok=True)
         except OSError as error:
             raise RunError(f"{path} cannot be written ({error.strerror}): choose another folder with --out") from None
+
+    def _written(self, name: str, content: bytes) -> Path:
+        path = self.folder / name
+        write_bytes(path, content)
         return path
 
     def _kept(self, artifact: Artifact) -> Artifact:
