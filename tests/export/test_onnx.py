@@ -154,3 +154,27 @@ def test_the_float_graph_keeps_frozen_batchnorm(exporter: Exporter) -> None:
     artifact = exporter.export(Width(32, 32))
     expected = outputs(replace(exporter.subject).model, exporter.subject)
     assert torch.allclose(onnx_outputs(exporter.folder / artifact.file, exporter.subject), expected, atol=1e-4)
+
+
+class Gate(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if x.sum().item() > 0 else -x
+
+
+def test_what_cannot_be_traced_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    class Gated(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(64, 10)
+            self.gate = Gate()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.gate(self.head(x.flatten(1)))
+            return out
+
+    subject = untrained(SiteOptions(), Gated())
+    capfd.readouterr()
+    with pytest.raises(ModelError, match=r"because of layer 'gate' \(Gate\): Could not guard") as error:
+        Exporter(subject, tmp_path).export(Width(8, 8))
+    assert "\n" not in str(error.value)
+    assert capfd.readouterr().err == ""

@@ -66,12 +66,14 @@ def costs(paths: Sequence[Path], seconds: float = 1.5) -> dict[str, Cost]:
 def _taken_in_turns(sessions: Sequence[Any], x: np.ndarray, seconds: float) -> list[Latency]:
     calls = [(running, {running.get_inputs()[0].name: x}) for running in sessions]
     times: list[list[float]] = [[] for _ in calls]
-    end = time.perf_counter() + seconds
+    order, end = np.random.default_rng(0), time.perf_counter() + seconds
     while time.perf_counter() < end or len(times[0]) < 8:
-        for spent, (running, feed) in zip(times, calls, strict=True):
+        # A new order every time: who runs after a model like itself finds warm caches.
+        for i in order.permutation(len(calls)):
+            running, feed = calls[i]
             start = time.perf_counter()
             running.run(None, feed)
-            spent.append(1e3 * (time.perf_counter() - start))
+            times[i].append(1e3 * (time.perf_counter() - start))
     warm = [spent[3:] for spent in times]
     return [Latency(float(np.percentile(w, 50)), float(np.percentile(w, 95))) for w in warm]
 

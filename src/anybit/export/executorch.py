@@ -6,12 +6,7 @@ kernels. So every layer gets an 8-bit output quantizer, which is part of the ref
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import io
-import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from anybit.errors import ConfigError, ModelError
-from anybit.export.extras import need
+from anybit.export.extras import need, quiet
 from anybit.export.reference import Additions, output_grids, reference
 from anybit.export.subject import Subject
 from anybit.export.verify import verdict
@@ -72,7 +67,7 @@ def export_executorch(subject: Subject, path: Path, width: Width) -> Artifact:
 
     if width != Width(8, 8):
         raise ConfigError(f"width {width}: ExecuTorch's XNNPACK computes in 8 bits; use WA8, or --runtime onnx")
-    with _quiet():
+    with quiet():
         need("executorch.exir", "executorch", "an ExecuTorch artifact")
         grids = output_grids(subject, width, subject.layers)
         program, remaining = _lowered(_quantized(subject, width, grids), subject.images)
@@ -132,16 +127,3 @@ def _outputs(path: Path, subject: Subject) -> Tensor:
 def _plain(x: Tensor) -> Tensor:
     """A fresh tensor: strides of dimensions of size 1 are arbitrary, and ExecuTorch compares them."""
     return torch.empty(x.shape).copy_(x)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The importers and lowering passes of ExecuTorch and torchao print and warn about packages nobody asked for."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)

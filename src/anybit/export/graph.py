@@ -7,9 +7,7 @@ normalization or a transpose into them, and the trained grid would be lost.
 from __future__ import annotations
 
 import contextlib
-import logging
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +15,7 @@ import torch
 from torch import nn
 
 from anybit.errors import ConfigError, ModelError
-from anybit.export.extras import need
+from anybit.export.extras import need, quiet
 
 BASE = 18
 """What the exporter writes: there GroupNormalization becomes InstanceNormalization, from 21 on 17 nodes at load."""
@@ -26,6 +24,8 @@ DEFAULT_OPSET = 21
 NATIVE = {4: 21, 2: 25}
 """The opset from which bits have an ONNX type of their own; others, and older runtimes, get packed bit streams."""
 MULTIPLIES = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+KNOWN = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.ReLU, nn.Identity, nn.Flatten, nn.MaxPool2d, nn.GroupNorm)
+"""Modules that are never what the exporter stumbles over."""
 INPUT, OUTPUT = "input", "output"
 
 
@@ -51,7 +51,7 @@ def float_graph(model: nn.Module, example: torch.Tensor, layers: Sequence[str], 
     """An onnx.ModelProto with a dynamic batch, whose layer weights are inputs '{layer}.weight'."""
     need("onnxscript")
     onnx, ir = need("onnx"), need("onnx_ir")
-    with _quiet():
+    with quiet():
         program = _exported(model, example)
         weights = [f"{layer}.weight" for layer in layers]
         for layer, weight in zip(layers, weights, strict=True):
@@ -71,50 +71,45 @@ def float_graph(model: nn.Module, example: torch.Tensor, layers: Sequence[str], 
 
 
 def _exported(model: nn.Module, example: torch.Tensor) -> Any:
-    batch = torch.export.Dim("batch")
     try:
-        program = torch.onnx.export(model, (torch.cat([example[:1]] * 2),), dynamo=True, opset_version=BASE,
-                                    dynamic_shapes=({0: batch},), external_data=False, optimize=False, verbose=False,
-                                    input_names=[INPUT], output_names=[OUTPUT])
+        return _attempt(model, torch.cat([example[:1]] * 2))
     except Exception as error:  # whatever the exporter stumbles over, the layer's name is what helps
-        raise ModelError(f"the model cannot be exported to ONNX{_where(error)}: {_reason(error)}") from error
+        reason = _reason(error)
+        raise ModelError(f"the model cannot be exported to ONNX{_culprit(model, example)}: {reason}") from error
+
+
+def _attempt(model: nn.Module, x: torch.Tensor) -> Any:
+    program = torch.onnx.export(model, (x,), dynamo=True, opset_version=BASE, optimize=False, verbose=False,
+                                dynamic_shapes=({0: torch.export.Dim("batch")},), external_data=False,
+                                input_names=[INPUT], output_names=[OUTPUT])
     assert program is not None
     return program.model
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _where(error: BaseException) -> str:
-    """' (layer …)' if the exporter's message names the module it came from."""
-    for each in _chain(error):
-        for line in str(each).splitlines():
-            if "nn_module_stack" in line or "L['self']" in line:
-                return f" ({line.strip()[:120]})"
+def _culprit(model: nn.Module, example: torch.Tensor) -> str:
+    """The innermost module that cannot be exported on its own, found by trying: one of each kind, the deepest first."""
+    seen: dict[str, torch.Tensor] = {}
+    hooks = [module.register_forward_pre_hook(lambda _, inputs, name=name: seen.setdefault(name, inputs[0]))
+             for name, module in model.named_modules() if name and type(module) not in KNOWN]
+    try:
+        with torch.no_grad(), contextlib.suppress(Exception):
+            model(torch.cat([example[:1]] * 2))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name in sorted(seen, key=lambda name: -name.count(".")):
+        try:
+            _attempt(model.get_submodule(name), seen[name])
+        except Exception:
+            return f" because of layer '{name}' ({type(model.get_submodule(name)).__name__})"
     return ""
 
 
 def _reason(error: BaseException) -> str:
-    last = list(_chain(error))[-1]
-    text = next((line.strip() for line in str(last).splitlines() if line.strip()), type(last).__name__)
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return text[:200]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporter speaks of packages that nobody asked for."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
 
 
 def _strip(proto: Any) -> None:
