@@ -20,6 +20,8 @@ def test_eight_bits_in_xnnpack(exporter: Exporter) -> None:
     assert artifact.kernels == {"XNNPACK": 4}
     assert artifact.verdict.agreement >= 0.99
     assert Path(artifact.file).suffix == ".pte"
+    assert artifact.latency is not None
+    assert artifact.latency.median > 0
 
 
 def test_other_widths_say_what_to_use(exporter: Exporter) -> None:

@@ -33,7 +33,7 @@ def test_a_fleet_gets_one_artifact_per_class(run_path: Path, tmp_path: Path,
                                              capsys: pytest.CaptureFixture[str]) -> None:
     fleet, out = tmp_path / "fleet.toml", tmp_path / "out"
     fleet.write_text(FLEET)
-    assert run(["export", str(run_path), "--fleet", str(fleet), "--out", str(out), *OWN]) == 0
+    assert run(["export", str(run_path), "--fleet", str(fleet), "--out", str(out), "--licence", "mit", *OWN]) == 0
     shown = capsys.readouterr()
     report = json.loads((tmp_path / "out/export.json").read_text())
     phone, watch = report["artifacts"]
@@ -45,7 +45,7 @@ def test_a_fleet_gets_one_artifact_per_class(run_path: Path, tmp_path: Path,
     assert "added beyond training, here and in the reference: 8-bit output quantizer on 2 layers" in shown.err
     card = (tmp_path / "out/README.md").read_text()
     head, _, body = card.removeprefix("---\n").partition("\n---\n")
-    assert dict(line.split(": ", 1) for line in head.splitlines())["license"] == "apache-2.0"
+    assert dict(line.split(": ", 1) for line in head.splitlines())["license"] == "mit"
     for word in ("W4A8", "W2", "digits", "mqat", "12 rounds", f"{watch['bytes']:,}"):
         assert word in body
 

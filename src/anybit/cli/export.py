@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -30,14 +31,15 @@ StepRule = Annotated[str | None, typer.Option(help="table, rule, mse, minmax or 
 Calibrate = Annotated[bool, typer.Option("--calibrate", help="Measure activation steps on training images.")]
 Bench = Annotated[bool, typer.Option("--bench", help="Measure load time, latency and memory.")]
 Web = Annotated[bool, typer.Option("--web", help="Also write web/: a page that runs the artifacts in a browser.")]
+Licence = Annotated[str, typer.Option(help="Licence of the model, for its card: a Hugging Face id.")]
 Out = Annotated[Path | None, typer.Option(help="Where to write; default: export/ in the run.")]
 
 
 def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
            runtime: Annotated[str, typer.Option(help="onnx, executorch or archive.")] = "onnx", opset: Opset = 21,
            operands: Weights = "auto", exact: Exact = False, steps: StepRule = None, calibrate: Calibrate = False,
-           bench: Bench = False, web: Web = False, out: Out = None, imports: Import = None, json: Json = False,
-           debug: Debug = False) -> None:
+           bench: Bench = False, web: Web = False, out: Out = None, licence: Licence = "other", imports: Import = None,
+           json: Json = False, debug: Debug = False) -> None:
     """Write a trained run as low-bit artifacts, run them in their runtime and compare with the evaluation."""
     from anybit.api import Run
     from anybit.errors import Rejected
@@ -50,7 +52,7 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
     devices = read_fleet(fleet) if fleet else None
     run = Run.load(path, trusted=imports or [])
     wanted = _wanted(run.evaluation["sites"], width, devices, runtime)
-    options = _options(opset, operands, exact, web)
+    options = replace(_options(opset, operands, exact, web), licence=licence)
     subject = from_run(run, _steps(steps), calibrate, any(w.activations != FLOAT for w, _ in wanted))
     exporter = Exporter(subject, out or path / "export", options)
     artifacts = {(str(w), r): exporter.export(w, r) for w, r in wanted}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class Cost:
 def latency(path: Path, subject: Subject, seconds: float = QUICK) -> Latency:
     """One image at a time, in this process."""
     x = subject.data.pipeline(subject.data.test.x[:1]).numpy()
-    return _taken_in_turns([session(path)], x, seconds)[0]
+    return in_turns([_call(session(path), x)], seconds)[0]
 
 
 def costs(paths: Sequence[Path], seconds: float = 1.5) -> dict[str, Cost]:
@@ -58,21 +59,24 @@ def costs(paths: Sequence[Path], seconds: float = 1.5) -> dict[str, Cost]:
     batches: dict[str, list[Latency]] = {}
     for size in BATCHES:
         x = np.random.default_rng(0).normal(size=(size, *shape)).astype(np.float32)
-        batches[str(size)] = _taken_in_turns(sessions, x, seconds * len(paths))
+        batches[str(size)] = in_turns([_call(each, x) for each in sessions], seconds * len(paths))
     return {path.name: Cost(load, {size: found[i] for size, found in batches.items()}, peak)
             for i, (path, (load, peak)) in enumerate(zip(paths, loads, strict=True))}
 
 
-def _taken_in_turns(sessions: Sequence[Any], x: np.ndarray, seconds: float) -> list[Latency]:
-    calls = [(running, {running.get_inputs()[0].name: x}) for running in sessions]
+def _call(running: Any, x: np.ndarray) -> Callable[[], Any]:
+    return functools.partial(running.run, None, {running.get_inputs()[0].name: x})
+
+
+def in_turns(calls: Sequence[Callable[[], Any]], seconds: float = QUICK) -> list[Latency]:
+    """The latency of each call."""
     times: list[list[float]] = [[] for _ in calls]
     order, end = np.random.default_rng(0), time.perf_counter() + seconds
     while time.perf_counter() < end or len(times[0]) < 8:
         # A new order every time: who runs after a model like itself finds warm caches.
         for i in order.permutation(len(calls)):
-            running, feed = calls[i]
             start = time.perf_counter()
-            running.run(None, feed)
+            calls[i]()
             times[i].append(1e3 * (time.perf_counter() - start))
     warm = [spent[3:] for spent in times]
     return [Latency(float(np.percentile(w, 50)), float(np.percentile(w, 95))) for w in warm]

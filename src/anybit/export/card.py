@@ -33,7 +33,7 @@ Steps: {steps}. Input: float32 images (batch, {shape}){normalization}. Output: o
 """
 
 
-def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "apache-2.0") -> str:
+def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "other") -> str:
     """The card of a set of artifacts."""
     config, data, pipeline = subject.config, subject.data, subject.data.pipeline
     kept = [a for a in artifacts if not a.rejected]
@@ -78,10 +78,16 @@ def _version() -> str:
 
 
 def _commit() -> str:
-    """The commit of anybit's own checkout, if it runs from one."""
+    """The commit of anybit's own checkout; the version if it is installed without one."""
+    here = Path(__file__)
     try:
-        done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True,
-                              text=True, check=False, timeout=10)
-    except OSError:
-        return "unknown"
-    return done.stdout.strip() or f"anybit {_version()}"
+        # Only if this file is tracked: a virtual environment may lie inside somebody else's checkout.
+        _git(here.parent, "ls-files", "--error-unmatch", here.name)
+        return _git(here.parent, "rev-parse", "--short", "HEAD")
+    except (OSError, subprocess.SubprocessError):
+        return f"anybit {_version()}"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

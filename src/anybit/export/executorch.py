@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from anybit.errors import ConfigError, ModelError
+from anybit.export.bench import Latency, in_turns
 from anybit.export.extras import need, quiet
 from anybit.export.reference import Additions, output_grids, reference
 from anybit.export.subject import Subject
@@ -72,7 +73,7 @@ def export_executorch(subject: Subject, path: Path, width: Width) -> Artifact:
         grids = output_grids(subject, width, subject.layers)
         program, remaining = _lowered(_quantized(subject, width, grids), subject.images)
         write_bytes(path, program)
-        result = _outputs(path, subject)
+        result, speed = _run(path, subject)
     biased = tuple(n for n in subject.layers if subject.model.get_submodule(n).bias is not None)
     added = Additions(grids, biased)
     problem = f"{remaining} layers were not taken by XNNPACK" if remaining else ""
@@ -81,7 +82,7 @@ def export_executorch(subject: Subject, path: Path, width: Width) -> Artifact:
     fp32 = sum(t.numel() * t.element_size() for t in subject.model.state_dict().values())
     return Artifact(path.name, str(width), "executorch", path.stat().st_size, fp32, {"8": weights}, judged,
                     {"8": "int8"}, {"XNNPACK": len(subject.layers) - remaining}, added.words(), {},
-                    subject.untrained(width))
+                    subject.untrained(width), speed)
 
 
 def _quantized(subject: Subject, width: Width, outputs: dict[str, Grid]) -> nn.Module:
@@ -116,12 +117,14 @@ def _lowered(model: nn.Module, images: Tensor) -> tuple[bytes, int]:
     return bytes(content), remaining
 
 
-def _outputs(path: Path, subject: Subject) -> Tensor:
+def _run(path: Path, subject: Subject) -> tuple[Tensor, Latency]:
+    """What the artifact says of the whole test set, and how long it takes for one image."""
     runtime = need("executorch.runtime", "executorch", "an ExecuTorch artifact").Runtime.get()
     method = runtime.load_program(path).load_method("forward")
     x, most = subject.data.test.x, method.metadata.input_tensor_meta(0).sizes()[0]
     parts = [method.execute([_plain(subject.data.pipeline(x[i:i + most]))])[0].clone() for i in range(0, len(x), most)]
-    return torch.cat(parts)
+    one = _plain(subject.data.pipeline(x[:1]))
+    return torch.cat(parts), in_turns([lambda: method.execute([one])])[0]
 
 
 def _plain(x: Tensor) -> Tensor:

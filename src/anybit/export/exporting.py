@@ -38,6 +38,8 @@ class Options:
     """Weights of integer kernels as uint8 (runs everywhere) or int8 (fastest on x86); auto: int8 on an x86 machine."""
     exact: bool = False
     """No 8-bit output quantizers on convolutions: ConvInteger instead of QLinearConv, slower."""
+    licence: str = "other"
+    """Of the model, for its card."""
 
     @property
     def signed(self) -> bool:

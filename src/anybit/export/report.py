@@ -35,7 +35,7 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None,
     if costs:
         report["bench"] = {file: asdict(cost) for file, cost in costs.items()}
     write_json(exporter.folder / "export.json", report)
-    write_bytes(exporter.folder / "README.md", model_card(subject, every).encode())
+    write_bytes(exporter.folder / "README.md", model_card(subject, every, exporter.options.licence).encode())
     return report
 
 
