@@ -23,7 +23,7 @@ from anybit.folder import RunFolder
 from anybit.objective import PerExample, accuracy, cross_entropy
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
-from anybit.quant.sites import SiteOptions, prepare, quantizers, weight_sites
+from anybit.quant.sites import Kind, SiteOptions, prepare, quantizers, weight_sites
 from anybit.run import Progress, Task, Trained, Training, Watch, learned_table, trainable
 from anybit.schema import plain, read
 from anybit.variants import Steps, Variant, baseline, mqat
@@ -177,13 +177,13 @@ class Run:
         model = self._model if self._model is not None else self.task().model
         return with_weights(model, self.folder.model())
 
-    def steps(self) -> StepTable:
-        """The steps to quantize the model with, of every site at every bit-width."""
+    def steps(self, kind: Kind | None = None) -> StepTable:
+        """The steps to quantize the model with, at every bit-width: of every site, or of its weights or activations."""
         model = self.model()
         prepared, parameters = prepare(model, options=self.config.sites), dict(model.named_parameters())
         channel = {site: (parameters[name].shape[0], *[1] * (parameters[name].dim() - 1))
                    for site, name in weight_sites(prepared).items() if self.config.sites.per_channel}
-        shapes = {site: channel.get(site, ()) for site in quantizers(prepared)}
+        shapes = {site: channel.get(site, ()) for site in quantizers(prepared, kind)}
         return StepTable.from_json(self.folder.steps(), shapes)
 
     def evaluate(self, widths: Sequence[str], steps: Steps | None = None) -> dict[str, Score]:

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 EXTRAS = {"cli": ("typer", "rich"), "report": ("matplotlib", "jinja2"), "digits": ("scikit-learn",),
-          "data": ("datasets", "pillow")}
+          "data": ("datasets", "pillow"), "export": ("onnx", "onnxruntime", "onnxscript", "ml_dtypes"),
+          "executorch": ("executorch",)}
 
 
 def version(package: str) -> str | None:

@@ -41,6 +41,12 @@ class Diverged(AnybitError):
     exit_code = 3
 
 
+class Rejected(AnybitError):
+    """An exported artifact does not compute what was evaluated; it is kept with the suffix '.rejected'."""
+
+    exit_code = 4
+
+
 class Interrupted(AnybitError):
     """The run was asked to stop and has saved its state."""
 

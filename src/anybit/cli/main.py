@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 import typer
 
-from anybit.cli import bound, data, inspect, recipes, training
+from anybit.cli import bound, data, export, inspect, recipes, training
 
 app = typer.Typer(name="anybit", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
                   pretty_exceptions_enable=False, help="Train one federated model that survives every bit-width.")
@@ -20,6 +20,7 @@ app.command("resume")(training.resume)
 app.command("eval")(inspect.evaluate)
 app.command("report")(inspect.report)
 app.command("bound")(bound.bound)
+app.command("export")(export.export)
 app.command("doctor")(inspect.doctor)
 app.add_typer(data.app, name="data")
 

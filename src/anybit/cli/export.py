@@ -1,0 +1,138 @@
+"""export: real low-bit artifacts of a trained run, verified."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+import typer
+
+from anybit.cli.console import Debug, Import, Json, print_json, print_table, say
+from anybit.cli.training import RunPath
+
+if TYPE_CHECKING:
+    from anybit.export.bench import Cost
+    from anybit.export.exporting import Artifact, Exporter, Options, Runtime
+    from anybit.export.fleet import Fleet
+    from anybit.export.subject import Subject
+    from anybit.quant.grid import Width
+
+Wanted = list[tuple["Width", "Runtime"]]
+Widths = Annotated[list[str] | None, typer.Option(
+    help="W4, W4A8, WA8, FP32; repeat for more. Default: the run's own sites at 8, 6, 4, 3 and 2 bits.")]
+FleetFile = Annotated[Path | None, typer.Option(help="A TOML file of [[device]] tables: name, width, runtime, count.")]
+Opset = Annotated[int, typer.Option(
+    help="ONNX opset: 21 stores 4 bits natively, 25 also 2 bits; below: bit streams for older runtimes.")]
+Weights = Annotated[str, typer.Option(help="Weights of integer kernels: uint8, int8 (fast on x86), or auto.")]
+Exact = Annotated[bool, typer.Option(
+    "--exact", help="No 8-bit output quantizers on convolutions: ConvInteger, slower.")]
+StepRule = Annotated[str | None, typer.Option(help="table, rule, mse, minmax or cover; default: the run's own.")]
+Calibrate = Annotated[bool, typer.Option("--calibrate", help="Measure activation steps on training images.")]
+Bench = Annotated[bool, typer.Option("--bench", help="Measure load time, latency and memory.")]
+Web = Annotated[bool, typer.Option("--web", help="Also write web/: a page that runs the artifacts in a browser.")]
+Licence = Annotated[str, typer.Option(help="Licence of the model, for its card: a Hugging Face id.")]
+Out = Annotated[Path | None, typer.Option(help="Where to write; default: export/ in the run.")]
+
+
+def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
+           runtime: Annotated[str, typer.Option(help="onnx, executorch or archive.")] = "onnx", opset: Opset = 21,
+           operands: Weights = "auto", exact: Exact = False, steps: StepRule = None, calibrate: Calibrate = False,
+           bench: Bench = False, web: Web = False, out: Out = None, licence: Licence = "other", imports: Import = None,
+           json: Json = False, debug: Debug = False) -> None:
+    """Write a trained run as low-bit artifacts, run them in their runtime and compare with the evaluation."""
+    from anybit.api import Run
+    from anybit.errors import Rejected
+    from anybit.export.exporting import Exporter
+    from anybit.export.fleet import read_fleet
+    from anybit.export.report import write_report
+    from anybit.export.subject import from_run
+    from anybit.quant.grid import FLOAT
+
+    devices = read_fleet(fleet) if fleet else None
+    run = Run.load(path, trusted=imports or [])
+    wanted = _wanted(run.evaluation["sites"], width, devices, runtime)
+    options = replace(_options(opset, operands, exact, web), licence=licence)
+    subject = from_run(run, _steps(steps), calibrate, any(w.activations != FLOAT for w, _ in wanted))
+    exporter = Exporter(subject, out or path / "export", options)
+    artifacts = {(str(w), r): exporter.export(w, r) for w, r in wanted}
+    costs = _costs(exporter, list(artifacts.values())) if bench else {}
+    report = write_report(exporter, artifacts, devices, costs)
+    if web:
+        from anybit.export.web import write_web
+
+        say(f"web page: {write_web(exporter, list(artifacts.values()))} (serve it: python -m http.server -d DIR)")
+    if json:
+        print_json(report)
+    else:
+        _print(subject, artifacts, devices, costs, report)
+    say(f"artifacts: {exporter.folder}")
+    if problems := [f"{a.file}: {a.verdict.problem}" for a in artifacts.values() if a.rejected]:
+        raise Rejected("; ".join(problems))
+
+
+def _wanted(sites: Any, width: list[str] | None, devices: Fleet | None, runtime: str) -> Wanted:
+    from anybit.errors import ConfigError, did_you_mean
+    from anybit.export.exporting import Runtime, parse_widths
+    from anybit.quant.grid import SiteKinds, Width
+
+    if runtime not in get_args(Runtime):
+        raise ConfigError(f"--runtime {runtime}: {did_you_mean(runtime, get_args(Runtime))}")
+    if devices is not None:
+        if width:
+            raise ConfigError("--width and --fleet: the fleet file says the widths; give one of the two")
+        return list(dict.fromkeys((Width.parse(d.width), d.runtime) for d in devices.device))
+    chosen: Any = runtime
+    defaults = (8,) if runtime == "executorch" else (8, 6, 4, 3, 2)
+    kinds: SiteKinds = "WA" if runtime == "executorch" or sites == "A" else sites
+    return [(w, chosen) for w in (parse_widths(width) if width else [Width.of(kinds, b) for b in defaults])]
+
+
+def _options(opset: int, operands: str, exact: bool, web: bool) -> Options:
+    from anybit.errors import ConfigError, did_you_mean
+    from anybit.export.exporting import Operands, Options
+    from anybit.export.graph import check_opset
+
+    if operands not in get_args(Operands):
+        raise ConfigError(f"--operands {operands}: {did_you_mean(operands, get_args(Operands))}")
+    if web and operands == "int8":
+        raise ConfigError("--operands int8: browsers refuse int8 weights with zero point 0; leave it out with --web")
+    chosen: Any = "uint8" if web else operands
+    return Options(check_opset(opset), chosen, exact)
+
+
+def _steps(steps: str | None) -> Any:
+    from anybit.errors import ConfigError, did_you_mean
+    from anybit.variants import Steps
+
+    if steps is not None and steps not in get_args(Steps):
+        raise ConfigError(f"--steps {steps}: {did_you_mean(steps, get_args(Steps))}")
+    return steps
+
+
+def _costs(exporter: Exporter, artifacts: list[Artifact]) -> dict[str, Cost]:
+    from anybit.export.bench import costs
+
+    files = [exporter.fp32.name, *(a.file for a in artifacts if a.runtime == "onnx" and not a.rejected)]
+    return costs([exporter.folder / file for file in files])
+
+
+def _print(subject: Subject, artifacts: dict[tuple[str, Runtime], Artifact], devices: Fleet | None,
+           costs: dict[str, Cost], report: dict[str, Any]) -> None:
+    from anybit.export.report import artifact_rows, cost_rows, fleet_rows
+
+    print_table(*artifact_rows(list(artifacts.values()), report["metric"]))
+    if devices is not None:
+        print_table(*fleet_rows(devices, artifacts, report["metric"]))
+        print(f"expected over the fleet: {report['fleet']['expected']:.2f} {report['metric']}")
+    if costs:
+        print_table(*cost_rows(costs))
+    for artifact in artifacts.values():
+        if artifact.added:
+            say(f"{artifact.width}: added beyond training, here and in the reference: {', '.join(artifact.added)}")
+        for layer, why in artifact.in_float.items():
+            say(f"{artifact.width}: layer '{layer}' is computed in float: {why}")
+        if artifact.warning:
+            say(f"warning: {artifact.warning}: its {report['metric']} is {artifact.verdict.artifact:.2f}, in full "
+                f"precision {report['full_precision']:.2f}")
+    say(f"steps: {subject.steps}")

@@ -1,0 +1,1 @@
+"""Real low-bit artifacts of a trained model, and their verification."""

@@ -1,0 +1,73 @@
+"""The archive: a safetensors file with bit-packed weights, exact and readable with numpy alone.
+
+safetensors has no type below 8 bits, so a quantized weight is a U8 bit stream (see packing). Per file:
+
+* `NAME` · U8 · the packed codes of parameter NAME, for every parameter that the metadata's `packed` names
+* `NAME.step` · F32 · its step, of shape () or (channels, 1, …)
+* `SITE.step` · F32 · the step of every activation site that the width quantizes
+* every other parameter and buffer under its own name, as it is
+
+Metadata (text): `format` "anybit-archive-1" · `width` · `packed` JSON {NAME: {bits, low, shape}} · `activations` JSON
+{SITE: {bits, low, high}} · `sha256` of all tensor bytes in file order. The weight is step · (codes + low), in float32.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anybit.errors import RunError
+from anybit.export.packing import pack, packed_size, unpack
+from anybit.export.subject import Subject
+from anybit.quant.grid import FLOAT, Width
+from anybit.tensors import load, save
+
+FORMAT = "anybit-archive-1"
+
+
+def write_archive(path: Path, subject: Subject, width: Width) -> None:
+    """Write the model at a width."""
+    quantized = subject.quantized_weights(width)
+    tensors: dict[str, Tensor] = dict(subject.model.state_dict())
+    for name, weight in quantized.items():
+        tensors[name] = torch.from_numpy(pack(weight.codes, weight.bits))
+        tensors[f"{name}.step"] = weight.step
+    activations = {}
+    for site in subject.activation_sites():
+        if (bits := subject.bits(site, width)) != FLOAT:
+            grid = subject.grid(site, width)
+            tensors[f"{site}.step"] = grid.step
+            activations[site] = {"bits": bits, "low": int(grid.low), "high": int(grid.high)}
+    packed = {name: {"bits": q.bits, "low": q.low, "shape": list(q.codes.shape)} for name, q in quantized.items()}
+    save(path, tensors, {"format": FORMAT, "width": str(width), "packed": json.dumps(packed),
+                         "activations": json.dumps(activations), "steps": subject.steps})
+
+
+def read_archive(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(parameters and buffers as float32, {"width", "activations"}): the exact values of the fake-quant weights."""
+    tensors, metadata = load(path)
+    if metadata.get("format") != FORMAT:
+        raise RunError(f"{path} is not an archive of anybit: its format is '{metadata.get('format')}', not '{FORMAT}'")
+    try:
+        packed, activations = (json.loads(metadata[key]) for key in ("packed", "activations"))
+        weights = {name: _weight(tensors, name, entry) for name, entry in packed.items()}
+        steps = {site: {**entry, "step": float(tensors.pop(f"{site}.step"))} for site, entry in activations.items()}
+    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise RunError(f"{path} is damaged ({error})") from None
+    rest = {name: tensor for name, tensor in tensors.items() if name.removesuffix(".step") not in packed}
+    return {**rest, **weights}, {"width": metadata.get("width", ""), "activations": steps}
+
+
+def _weight(tensors: Mapping[str, Tensor], name: str, entry: Mapping[str, Any]) -> Tensor:
+    bits, low, shape, stream = entry["bits"], entry["low"], torch.Size(entry["shape"]), tensors[name]
+    if stream.dtype != torch.uint8 or len(stream) != packed_size(shape.numel(), bits):
+        raise ValueError(f"'{name}' holds {len(stream)} bytes, but {tuple(shape)} at {bits} bits needs "
+                         f"{packed_size(shape.numel(), bits)}")
+    codes = torch.from_numpy(unpack(stream.numpy(), bits, shape.numel())).reshape(shape)
+    weight: Tensor = tensors[f"{name}.step"] * (codes.to(torch.float32) + low)
+    return weight

@@ -1,0 +1,120 @@
+"""What an artifact costs: load time, latency and peak memory, relative to the float model in the same runtime."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anybit.errors import RunError
+from anybit.export.extras import need
+from anybit.export.subject import Subject
+from anybit.export.verify import session
+
+BATCHES = (1, 32)
+QUICK = 0.15
+"""Seconds for which the latency of the table is measured."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds per call."""
+
+    median: float
+    p95: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one file, on one thread."""
+
+    load_ms: float
+    batches: dict[str, Latency]
+    """{batch size: latency}."""
+    peak_mib: float
+    """Resident memory of load and inference beyond that of the runtime without a model (Linux; else 0)."""
+
+
+def latency(path: Path, subject: Subject, seconds: float = QUICK) -> Latency:
+    """One image at a time, in this process."""
+    x = subject.data.pipeline(subject.data.test.x[:1]).numpy()
+    return in_turns([_call(session(path), x)], seconds)[0]
+
+
+def costs(paths: Sequence[Path], seconds: float = 1.5) -> dict[str, Cost]:
+    """{file: cost}. Load time and memory in a process per file; latencies in turns, so that whatever else the machine
+    does meets all files alike."""
+    loads = [_in_a_process(path) for path in paths]
+    sessions = [session(path) for path in paths]
+    shape = sessions[0].get_inputs()[0].shape[1:]
+    batches: dict[str, list[Latency]] = {}
+    for size in BATCHES:
+        x = np.random.default_rng(0).normal(size=(size, *shape)).astype(np.float32)
+        batches[str(size)] = in_turns([_call(each, x) for each in sessions], seconds * len(paths))
+    return {path.name: Cost(load, {size: found[i] for size, found in batches.items()}, peak)
+            for i, (path, (load, peak)) in enumerate(zip(paths, loads, strict=True))}
+
+
+def _call(running: Any, x: np.ndarray) -> Callable[[], Any]:
+    return functools.partial(running.run, None, {running.get_inputs()[0].name: x})
+
+
+def in_turns(calls: Sequence[Callable[[], Any]], seconds: float = QUICK) -> list[Latency]:
+    """The latency of each call."""
+    times: list[list[float]] = [[] for _ in calls]
+    order, end = np.random.default_rng(0), time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times[0]) < 8:
+        # A new order every time: who runs after a model like itself finds warm caches.
+        for i in order.permutation(len(calls)):
+            start = time.perf_counter()
+            calls[i]()
+            times[i].append(1e3 * (time.perf_counter() - start))
+    warm = [spent[3:] for spent in times]
+    return [Latency(float(np.percentile(w, 50)), float(np.percentile(w, 95))) for w in warm]
+
+
+def _in_a_process(path: Path) -> tuple[float, float]:
+    """(load time in ms, peak memory in MiB) of a fresh process, so that memory is this artifact's alone."""
+    done = subprocess.run([sys.executable, "-m", "anybit.export.bench", str(path)], capture_output=True, text=True,
+                          check=False)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no output"]
+        raise RunError(f"{path} cannot be measured ({last[0]})")
+    load, peak = json.loads(done.stdout)
+    return load, peak
+
+
+def _status_mib(field: str) -> float:
+    """The kernel's own counter; ru_maxrss is inherited from the parent, so it will not do. 0 where there is none."""
+    try:
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith(f"{field}:")) / 1024
+    except OSError:
+        return 0.0
+
+
+def _load_and_run(path: Path) -> tuple[float, float]:
+    need("onnxruntime")
+    # Importing took more than what stayed: start the high-water mark anew.
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    before, start = _status_mib("VmRSS"), time.perf_counter()
+    running = session(path)
+    load = 1e3 * (time.perf_counter() - start)
+    wanted = running.get_inputs()[0]
+    for size in BATCHES:
+        running.run(None, {wanted.name: np.zeros((size, *wanted.shape[1:]), np.float32)})
+    return load, _status_mib("VmHWM") - before
+
+
+if __name__ == "__main__":
+    print(json.dumps(_load_and_run(Path(sys.argv[1]))))

@@ -1,0 +1,93 @@
+"""The model card: Markdown with Hugging Face metadata, beside the artifacts."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from anybit.export.exporting import Artifact
+from anybit.export.subject import Subject
+
+_HEAD = """---
+license: {licence}
+library_name: anybit
+pipeline_tag: image-classification
+tags: [federated-learning, quantization, {variant}]
+datasets: [{data}]
+metrics: [{metric}]
+---
+# {title}
+
+One federated model, delivered at {widths}. Trained with anybit {version}: variant `{variant}`, {rounds} rounds,
+{clients} clients a round, seed {seed}. Data: `{data}` ({train:,} training and {test:,} test examples).
+Commit of the code: {commit}.
+
+Steps: {steps}. Input: float32 images (batch, {shape}){normalization}. Output: one score per class{classes}.
+
+## Artifacts
+
+| file | width | runtime | bytes | of float | {metric} | in the fake-quant evaluation | agreement | weights stored as |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "other") -> str:
+    """The card of a set of artifacts."""
+    config, data, pipeline = subject.config, subject.data, subject.data.pipeline
+    kept = [a for a in artifacts if not a.rejected]
+    normalization = "" if pipeline.mean is None else \
+        f", scaled to [0, 1], then (x − {_numbers(pipeline.mean)})/{_numbers(pipeline.std or ())} per channel"
+    head = _HEAD.format(
+        licence=licence, variant=subject.evaluator.variant.name, data=config.data.name if config else "own data",
+        metric=getattr(subject.evaluator.metric, "__name__", "metric"), title=subject.title,
+        widths=", ".join(dict.fromkeys(a.width for a in kept)) or "no width", version=_version(),
+        rounds=config.rounds if config else "?", clients=config.cohort if config else "?",
+        seed=config.seed if config else "?", train=len(data.train), test=len(data.test), commit=_commit(),
+        steps=subject.steps, shape=", ".join(map(str, subject.images.shape[1:])), normalization=normalization,
+        classes=f" ({', '.join(data.class_names)})" if 0 < len(data.class_names) <= 20 else "")
+    return head + "\n".join(_row(a) for a in kept) + "\n" + _notes(kept)
+
+
+def _row(a: Artifact) -> str:
+    stored = ", ".join(dict.fromkeys(a.storage.values())) or "float32"
+    return (f"| `{a.file}` | {a.width} | {a.runtime} | {a.bytes:,} | {a.bytes / a.fp32_bytes:.2f} "
+            f"| {a.verdict.artifact:.2f} | {a.verdict.evaluation:.2f} | {a.verdict.agreement:.4f} | {stored} |")
+
+
+def _notes(artifacts: Sequence[Artifact]) -> str:
+    """What a reader must know besides the numbers."""
+    lines = [f"- {a.width}: added beyond training: {', '.join(a.added)}." for a in artifacts if a.added]
+    lines += [f"- {a.width}: layer `{layer}` is computed in float: {why}." for a in artifacts
+              for layer, why in a.in_float.items()]
+    lines += [f"- {a.warning}." for a in artifacts if a.warning]
+    lines.append("- Few bits save size and memory traffic; the arithmetic of stock runtimes is 8-bit at best.")
+    return "\n## Notes\n\n" + "\n".join(dict.fromkeys(lines)) + "\n"
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{v:.4g}" for v in values)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("anybit")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _commit() -> str:
+    """The commit of anybit's own checkout; the version if it is installed without one."""
+    here = Path(__file__)
+    try:
+        # Only if this file is tracked: a virtual environment may lie inside somebody else's checkout.
+        _git(here.parent, "ls-files", "--error-unmatch", here.name)
+        return _git(here.parent, "rev-parse", "--short", "HEAD")
+    except (OSError, subprocess.SubprocessError):
+        return f"anybit {_version()}"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()

@@ -1,0 +1,80 @@
+"""What an export tells: export.json, the model card, and the tables of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from anybit.environment import environment, version
+from anybit.export.bench import Cost
+from anybit.export.card import model_card
+from anybit.export.exporting import Artifact, Exporter, Runtime
+from anybit.export.fleet import Fleet, expected
+from anybit.export.reference import metric, outputs, reference
+from anybit.quant.grid import FLOAT, Width
+from anybit.tensors import write_bytes, write_json
+
+Artifacts = Mapping[tuple[str, Runtime], Artifact]
+Table = tuple[list[str], list[list[str]]]
+
+
+def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None,
+                 costs: Mapping[str, Cost]) -> dict[str, Any]:
+    """Write export.json and the model card; returns the former."""
+    subject, every = exporter.subject, list(artifacts.values())
+    full = metric(subject, outputs(reference(subject, Width(FLOAT, FLOAT)), subject))
+    report: dict[str, Any] = {
+        "metric": getattr(subject.evaluator.metric, "__name__", "metric"), "full_precision": full,
+        "steps": subject.steps, "test_examples": len(subject.data.test),
+        "options": {**asdict(exporter.options), "signed": exporter.options.signed},
+        "artifacts": [_plain(a) for a in every],
+        "environment": {**environment(), "onnxruntime": version("onnxruntime"), "executorch": version("executorch")}}
+    if fleet is not None:
+        report["fleet"] = {"devices": [asdict(d) for d in fleet.device], "expected": expected(fleet, artifacts)}
+    if costs:
+        report["bench"] = {file: asdict(cost) for file, cost in costs.items()}
+    write_json(exporter.folder / "export.json", report)
+    write_bytes(exporter.folder / "README.md", model_card(subject, every, exporter.options.licence).encode())
+    return report
+
+
+def _plain(artifact: Artifact) -> dict[str, Any]:
+    return {**asdict(artifact), "verdict": artifact.verdict._asdict(), "rejected": artifact.rejected}
+
+
+def _ms(artifact: Artifact) -> str:
+    return f"{artifact.latency.median:.2f}" if artifact.latency else "–"
+
+
+def artifact_rows(artifacts: Sequence[Artifact], metric: str) -> Table:
+    """One row per artifact."""
+    rows = [[a.file, f"{a.bytes:,}", f"{a.fp32_bytes / a.bytes:.1f}×", f"{a.verdict.artifact:.2f}",
+             f"{a.verdict.evaluation:.2f}", f"{a.verdict.agreement:.4f}", _ms(a),
+             ", ".join(f"{n} {kind}" for kind, n in a.kernels.items()) or "float"]
+            for a in artifacts]
+    return ["artifact", "bytes", "smaller", metric, "evaluation", "agreement", "ms", "kernels"], rows
+
+
+def fleet_rows(fleet: Fleet, artifacts: Artifacts, metric: str) -> Table:
+    """One row per class of devices."""
+    rows = []
+    for device in fleet.device:
+        a = artifacts[str(Width.parse(device.width)), device.runtime]
+        rows.append([device.name, device.width, device.runtime, f"{device.count:,}", f"{a.bytes:,}",
+                     f"{a.verdict.artifact:.2f}", _ms(a), f"{a.verdict.agreement:.4f}"])
+    return ["device", "width", "runtime", "count", "bytes", metric, "ms", "agreement"], rows
+
+
+def cost_rows(costs: Mapping[str, Cost]) -> Table:
+    """Load time, latency and memory, the float model first; '×' is how many times faster than that."""
+    sizes = list(next(iter(costs.values())).batches)
+    columns = ["file", "load ms", *(f"batch {n}: {what}" for n in sizes for what in ("median", "p95", "×")), "peak MiB"]
+    base, rows = next(iter(costs.values())), []
+    for file, cost in costs.items():
+        row = [file, f"{cost.load_ms:.1f}"]
+        for n in sizes:
+            found = cost.batches[n]
+            row += [f"{found.median:.2f}", f"{found.p95:.2f}", f"{base.batches[n].median / found.median:.2f}"]
+        rows.append([*row, f"{cost.peak_mib:.1f}"])
+    return columns, rows

@@ -1,0 +1,159 @@
+"""What is exported: a trained model, the steps it is quantized by, and the data on which artifacts are verified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from anybit.api import Run
+from anybit.config import Config
+from anybit.data.examples import Data
+from anybit.errors import ConfigError, RunError
+from anybit.evaluation import Evaluator
+from anybit.export.packing import Codes
+from anybit.quant.calibrate import activation_table
+from anybit.quant.grid import BITS, FLOAT, Grid, Width, limits
+from anybit.quant.ranges import RangeRule, StepTable
+from anybit.quant.sites import Quantizer, SiteOptions, prepare, quantizers
+from anybit.run import Training
+from anybit.variants import Steps
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A weight on its grid: Q(w) = step · (codes + low)."""
+
+    codes: Codes
+    step: Tensor
+    low: int
+    bits: int
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A trained model with its steps, on the CPU and in evaluation mode."""
+
+    model: nn.Module
+    evaluator: Evaluator
+    table: StepTable
+    steps: str
+    """Where the steps come from, in words."""
+    title: str
+    config: Config | None = None
+
+    @property
+    def sites(self) -> SiteOptions:
+        return self.evaluator.sites
+
+    @property
+    def data(self) -> Data:
+        return self.evaluator.data
+
+    @property
+    def images(self) -> Tensor:
+        """Training images, as the model sees them."""
+        return self.evaluator.images
+
+    @property
+    def activation_rule(self) -> RangeRule:
+        return self.evaluator.ranges.activations
+
+    def w(self) -> dict[str, Tensor]:
+        """The parameters by name."""
+        return {name: p.detach() for name, p in self.model.named_parameters()}
+
+    @cached_property
+    def quantizers(self) -> dict[str, Quantizer]:
+        """All sites by name."""
+        return quantizers(prepare(self.model, options=self.sites))
+
+    def bits(self, site: str, width: Width) -> int:
+        """The bits of a site at a width: 32 where it is not quantized."""
+        found = self.quantizers[site]
+        bits = width.weights if found.kind == "weights" else width.activations
+        image = site == next(iter(self.activation_sites())) and not self.sites.quantize_image
+        return FLOAT if bits == FLOAT or image else found.bits or bits
+
+    def activation_sites(self) -> list[str]:
+        return [name for name, site in self.quantizers.items() if site.kind == "activations"]
+
+    def grid(self, site: str, width: Width) -> Grid:
+        """The grid of a site that `width` quantizes."""
+        bits = self.bits(site, width)
+        low, high = limits(torch.tensor(bits), self.quantizers[site].grid)
+        return Grid(self.table.steps[site][BITS.index(bits)], low, high)
+
+    @cached_property
+    def layers(self) -> list[str]:
+        """The names of the quantized layers."""
+        return [site.removesuffix(".input_quantizer") for site in self.activation_sites()]
+
+    def quantized_weights(self, width: Width) -> dict[str, QuantizedWeight]:
+        """{parameter: its integers} of every weight that `width` quantizes."""
+        out, w = {}, self.w()
+        for name in (f"{layer}.weight" for layer in self.layers):
+            bits = self.bits(f"{name}_quantizer", width)
+            if bits != FLOAT:
+                grid = self.grid(f"{name}_quantizer", width)
+                codes = torch.clamp(torch.round(w[name] / grid.step), grid.low, grid.high) - grid.low
+                out[name] = QuantizedWeight(codes.numpy().astype(np.uint8), grid.step, int(grid.low), bits)
+        return out
+
+    def untrained(self, width: Width) -> str:
+        """Why the model was not trained for a width; empty if it was."""
+        variant = self.evaluator.variant
+        trained = ", ".join(str(Width.of(variant.sites, b)) for b in variant.bits)
+        sites = {"W": width.weights, "A": width.activations}
+        quantized = {kind: bits for kind, bits in sites.items() if bits != FLOAT}
+        if not quantized or all(kind in variant.sites and bits in variant.bits for kind, bits in quantized.items()):
+            return ""
+        return f"{width} was not trained for (variant '{variant.name}' trains at {trained})"
+
+
+def from_run(run: Run, steps: Steps | None = None, calibrate: bool = False, activations: bool = True) -> Subject:
+    """The subject of a finished run, with the run's own step rule unless `steps` says otherwise.
+
+    activations: whether a width that quantizes them is wanted. A run that trained weights only has its activation steps
+    measured on its training images, by the rule of its config; `calibrate` does so for any run.
+    """
+    run.folder.evaluation()
+    task, config = run.task(), replace(run.config, device="cpu", engine="auto")
+    evaluator = Training(task, config).evaluator
+    model = run.model().eval()
+    evaluator = replace(evaluator, model=model)
+    w = {name: p.detach() for name, p in model.named_parameters()}
+    rule = steps or evaluator.own_steps
+    stored = activations and not calibrate and "A" in evaluator.variant.sites and rule in ("table", "rule")
+    if stored:
+        _check_activation_steps(run, evaluator)
+    table = evaluator.table(w, run.steps() if stored else run.steps("weights"), rule, "W")
+    words = {"table": "the table of the training", "rule": "the step rule from the trained bit-width"}
+    text = words.get(rule, f"estimated from the trained model ({rule})")
+    if activations and not stored:
+        measured = activation_table(model, config.sites, w, evaluator.images, config.ranges.activations)
+        table, text = table.merged(measured), f"{text}; activations measured on {len(evaluator.images)} training images"
+    title = f"{config.model.name} on {config.data.name}, {evaluator.variant.name}"
+    return Subject(model, evaluator, table, text, title, config)
+
+
+def _check_activation_steps(run: Run, evaluator: Evaluator) -> None:
+    """The steps at which activations were trained must be there."""
+    stored = run.folder.steps()
+    sites = quantizers(prepare(evaluator.model, options=evaluator.sites), "activations")
+    missing = [site for site in sites if not isinstance(stored, Mapping) or site not in stored]
+    if missing:
+        raise RunError(f"{run.folder.file('steps.json')} has no activation steps (site '{missing[0]}'): measure them on "
+                       f"the run's training images with 'anybit export {run.folder.path} --calibrate'")
+
+
+def check_width(width: Width) -> Width:
+    """A width that an artifact can have."""
+    if width.weights == FLOAT and width.activations != FLOAT:
+        raise ConfigError(f"width {width}: with weights in full precision an artifact is neither smaller nor faster; "
+                          f"write W8A{width.activations}")
+    return width

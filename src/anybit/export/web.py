@@ -1,0 +1,86 @@
+"""The artifacts in a browser: a static folder with a page, onnxruntime-web and a sample of the test set.
+
+onnxruntime-web comes from its npm package, fetched by the user's own npm when a page is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from anybit.errors import ConfigError, RunError
+from anybit.export.exporting import Artifact, Exporter
+from anybit.tensors import write_bytes, write_json
+
+PACKAGE = "onnxruntime-web@1.30.0"
+ASSETS = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
+SAMPLES = 200
+PAGE = ("index.html", "page.css", "page.js")
+
+
+def write_web(exporter: Exporter, artifacts: Sequence[Artifact]) -> Path:
+    """Write `web/` beside the artifacts; returns the folder."""
+    shown = [a for a in artifacts if a.runtime == "onnx" and not a.rejected]
+    data = exporter.subject.data
+    if not shown:
+        raise ConfigError("--web shows ONNX artifacts, and there is none: add --runtime onnx")
+    if data.test.x.dim() != 4 or exporter.subject.images.shape[1] not in (1, 3):
+        raise ConfigError("--web draws images of 1 or 3 channels, but the inputs have shape "
+                          f"{tuple(exporter.subject.images.shape[1:])}")
+    folder = exporter.folder / "web"
+    (folder / "ort").mkdir(parents=True, exist_ok=True)
+    for name, content in fetch_runtime().items():
+        write_bytes(folder / "ort" / name, content)
+    for name in PAGE:
+        write_bytes(folder / name, importlib.resources.files("anybit.export").joinpath("page", name).read_bytes())
+    for artifact in shown:
+        shutil.copyfile(exporter.folder / artifact.file, folder / artifact.file)
+    _write_samples(folder, exporter, shown)
+    return folder
+
+
+def _write_samples(folder: Path, exporter: Exporter, artifacts: Sequence[Artifact]) -> None:
+    """samples.bin: what the model sees, as float32; samples.json: all the page needs to know."""
+    subject, pipeline = exporter.subject, exporter.subject.data.pipeline
+    x = pipeline(subject.data.test.x[:SAMPLES]).numpy()
+    write_bytes(folder / "samples.bin", np.ascontiguousarray(x, "<f4").tobytes())
+    channels = x.shape[1]
+    models = [{"file": a.file, "width": a.width, "bytes": a.bytes, "metric": a.verdict.artifact} for a in artifacts]
+    write_json(folder / "samples.json", {
+        "title": subject.title, "models": models, "fp32_bytes": exporter.fp32.stat().st_size,
+        "shape": list(x.shape[1:]), "mean": list(pipeline.mean or [0.0] * channels),
+        "std": list(pipeline.std or [1.0] * channels),
+        "classes": list(subject.data.class_names), "labels": subject.data.test.y[:SAMPLES].tolist()})
+
+
+def fetch_runtime() -> dict[str, bytes]:
+    """The files of onnxruntime-web that the page loads, from the npm package."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise ConfigError(f"--web fetches {PACKAGE} with npm, which is not installed: install Node.js")
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([npm, "pack", PACKAGE, "--silent"], cwd=folder, capture_output=True, text=True,
+                              check=False)
+        archives = list(Path(folder).glob("*.tgz"))
+        if done.returncode or not archives:
+            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            raise RunError(f"npm could not fetch {PACKAGE} ({last}): is its registry reachable?")
+        with tarfile.open(archives[0]) as archive:
+            return {name: _member(archive, f"package/dist/{name}") for name in ASSETS}
+
+
+def _member(archive: tarfile.TarFile, name: str) -> bytes:
+    try:
+        file = archive.extractfile(name)
+    except KeyError:
+        file = None
+    if file is None:
+        raise RunError(f"{PACKAGE} has no {name}")
+    return file.read()

@@ -1,0 +1,74 @@
+"""An artifact that does not compute what was evaluated is rejected, whatever is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anybit.errors import Rejected
+from anybit.export import exporting, onnx_model
+from anybit.export.exporting import Exporter
+from anybit.export.reference import Additions, outputs, reference
+from anybit.export.verify import missing_kernels
+from anybit.quant.grid import Width
+from tests.export.conftest import TRUSTED, run
+
+
+def test_wrong_answers_are_rejected(elsewhere: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = exporting.onnx_outputs
+    monkeypatch.setattr(exporting, "onnx_outputs", lambda path, subject: right(path, subject).roll(1, 1))
+    artifact = elsewhere.export(Width(4, 8))
+    assert artifact.rejected
+    assert "more than 0.5 apart" in artifact.verdict.problem
+    assert artifact.file == "model.w4a8.onnx.rejected"
+    assert [p.name for p in elsewhere.folder.glob("model.*")] == ["model.w4a8.onnx.rejected"]
+    monkeypatch.undo()
+    assert not elsewhere.export(Width(4, 8)).rejected
+    assert [p.name for p in elsewhere.folder.glob("model.*")] == ["model.w4a8.onnx"], "a good one replaces it"
+
+
+def test_an_integer_kernel_that_does_not_fuse_is_noticed(elsewhere: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx_model, "output_grids", lambda subject, width, layers: {})
+    artifact = elsewhere.export(Width(8, 8))
+    assert artifact.rejected
+    assert "the optimized graph holds 0 QLinearConv instead of 2" in artifact.verdict.problem
+
+
+def test_the_command_ends_with_an_exit_code_of_its_own(run_path: Path, tmp_path: Path,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporting, "missing_kernels", lambda found, promised: "a kernel is missing")
+    with pytest.raises(Rejected, match=r"model.w4.onnx.rejected: a kernel is missing") as error:
+        run(["export", str(run_path), "--width", "W4", "--out", str(tmp_path), "--import", TRUSTED[0]])
+    assert error.value.exit_code not in (0, 2)
+    assert (tmp_path / "model.w4.onnx.rejected").exists()
+    assert not (tmp_path / "model.w4.onnx").exists()
+
+
+@pytest.mark.parametrize(("found", "promised", "problem"), [
+    ({"QLinearConv": 2}, {"QLinearConv": 2}, ""), ({"MatMulIntegerToFloat": 1}, {"MatMulInteger": 1}, ""),
+    ({"Conv": 2}, {"QLinearConv": 2}, "holds 0 QLinearConv instead of 2"),
+    ({"Conv": 2, "BitShift": 1}, {}, "unpacks weights at every call")])
+def test_promises(found: dict[str, int], promised: dict[str, int], problem: str) -> None:
+    said = missing_kernels(found, promised)
+    assert problem in said
+    assert bool(said) == bool(problem)
+
+
+def test_what_the_export_adds_is_in_the_reference(exporter: Exporter) -> None:
+    subject, width = exporter.subject, Width(2, 4)
+    added = exporter._onnx.model(width).added
+    assert set(added.outputs) == {"conv", "depthwise"}
+    plain, full = (outputs(reference(subject, width, a), subject) for a in (Additions(), added))
+    assert not torch.equal(plain, full), "the additions change numbers"
+
+
+def test_the_reference_without_additions_is_the_evaluation(exporter: Exporter) -> None:
+    subject: Any = exporter.subject
+    width = Width(3, 6)
+    score = subject.evaluator.score(subject.w(), subject.table, [width])[str(width)]
+    from anybit.export.reference import metric
+
+    assert metric(subject, outputs(reference(subject, width), subject)) == pytest.approx(score.metric)
