@@ -123,9 +123,13 @@ class Training:
         if self.config.cohort > len(split):
             raise ConfigError(f"cohort = {self.config.cohort}, but there are only {len(split)} clients")
         one = self.data.pipeline(self.data.train.x[:1])
-        activation_ranges(self.model, self.config.sites, trainable(self.model), one)
-        with torch.no_grad():
-            outputs = prepare(self.model, options=self.config.sites).eval()(one)
+        try:
+            activation_ranges(self.model, self.config.sites, trainable(self.model), one)
+            with torch.no_grad():
+                outputs = prepare(self.model, options=self.config.sites).eval()(one)
+        except RuntimeError as error:
+            raise ModelError(f"the model does not take inputs of shape {tuple(one.shape)} "
+                             f"({str(error).splitlines()[0]})") from error
         if self.task.loss is cross_entropy:
             check_labels(self.data.train, outputs.shape[1], "training data")
             check_labels(self.data.test, outputs.shape[1], "test data")

@@ -27,6 +27,7 @@ OWN = ["--import", "tiny_models"]
     (["run", "quickstart/mqat", "data.name=tiny_models:lone_nan", *OWN], "the inputs of example 3 hold NaN or infinity"),
     (["run", "quickstart/mqat", "model.name=tiny_models:Normed", *OWN], "layer 'norm' is BatchNorm2d in training"),
     (["run", "quickstart/mqat", "model.name=tiny_models:Idle", *OWN], "layer 'spare' is never called in forward"),
+    (["run", "quickstart/mqat", "model.in_channels=3"], "the model does not take inputs of shape (1, 1, 8, 8)"),
     (["run", "quickstart/mqat", "model.name=tiny_models:tiny"], "allow it with --import tiny_models"),
     (["run", "quickstart/mqat", "device=cuda"], "device = 'cuda' cannot be used here"),
     (["run", "paper/cifar10-lenet5/mqat"], "anybit data prepare cifar10"),
