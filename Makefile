@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 SOURCES := $(shell find src -name '*.py' -o -name '*.toml')
 
-.PHONY: demo test test-slow test-browser test-executorch lint clean
+.PHONY: demo test test-browser test-executorch lint clean
 
 demo: runs/demo/fedavg/evaluation.json runs/demo/mqat/evaluation.json
 	@$(BIN)/anybit report runs/demo/fedavg runs/demo/mqat --out runs/demo/report
@@ -19,10 +19,7 @@ runs/demo/%/evaluation.json: $(READY) $(SOURCES)
 	else $(BIN)/anybit run quickstart/$* --path runs/demo/$*; fi
 
 test: $(READY)
-	$(BIN)/pytest -n 2 -m "not slow and not browser and not executorch"
-
-test-slow: $(READY)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -n 2 -m "not browser and not executorch"
 
 # Needs Chromium (Debian: apt-get install chromium).
 test-browser: $(READY)
