@@ -62,6 +62,9 @@ def test_the_grid_has_all_widths_and_the_rules_that_make_sense(mlp: nn.Module, c
     quantized = anybit.fit(mlp, clients, held_out, anybit.qat(4), **short).evaluation  # type: ignore[arg-type]
     assert list(quantized["grid"]) == ["rule", "table", "mse"]
     assert len(quantized["grid"]["mse"]) == 16  # FP32, and five bit-widths each for W, A and WA
+    few = anybit.EvaluationOptions(sites=("W",), bits=(32, 4))
+    both = anybit.fit(mlp, clients, held_out, anybit.mqat(sites="WA"), evaluation=few, **short).evaluation  # type: ignore[arg-type]
+    assert list(both["grid"]["table"]) == ["FP32", "WA4", "W4"]
     plain = anybit.fit(mlp, clients, held_out, anybit.baseline(), **short).evaluation  # type: ignore[arg-type]
     assert list(plain["grid"]) == ["mse"]
 

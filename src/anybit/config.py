@@ -82,7 +82,7 @@ class EvaluationOptions:
     every: int = 100
     bits: tuple[int, ...] = (32, 8, 6, 4, 3, 2)
     sites: tuple[SiteKinds, ...] = ("W", "A", "WA")
-    """Sites of the grid at the end of the run; on the way only the variant's own."""
+    """Sites of the grid at the end of the run, besides the variant's own; on the way only the variant's own."""
     steps: tuple[Steps, ...] = ("table", "rule", "mse")
     """Step rules of the grid at the end of the run."""
     batch_size: int = 500

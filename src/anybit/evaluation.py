@@ -115,8 +115,9 @@ class Evaluator:
                 "layers_at": str(lowest), "layers": {name: h._asdict() for name, h in health.items()}}
 
     def grid(self, w: Tensors, trained: StepTable) -> dict[str, Any]:
-        """All widths × step rules: {steps: {width: score}}."""
-        widths = list(dict.fromkeys(Width.of(sites, b) for sites in self.options.sites for b in self.options.bits))
+        """All widths × step rules: {steps: {width: score}}, of the variant's own sites and of those asked for."""
+        kinds = dict.fromkeys([self.variant.sites, *self.options.sites])
+        widths = list(dict.fromkeys(Width.of(sites, b) for sites in kinds for b in self.options.bits))
         return {steps: {name: s._asdict() for name, s in self.score(w, self.table(w, trained, steps), widths).items()}
                 for steps in self.grid_steps()}
 

@@ -45,7 +45,7 @@ def libraries() -> tuple[Any, Any]:
     try:
         import datasets
         import PIL.Image  # noqa: F401
-        import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+        import pyarrow.parquet as parquet
     except ImportError as error:
         raise MissingExtra(error.name or "datasets", "data", "preparing a data set") from None
     return datasets, parquet
