@@ -162,7 +162,7 @@ def _assemble(name: str, source: Source, tables: dict[str, Table], seed: int,
     if arrays["test"]["images"].shape[1:] != shape:
         raise DataError(f"{name}: test images are {arrays['test']['images'].shape[1:]}, training images {shape}")
     note = "" if source.facts is None else check_facts(
-        name, source.facts, {part: a["labels"] for part, a in arrays.items()}, len(coarse_names), shape, mean)
+        name, source.facts, {part: a["labels"] for part, a in arrays.items()}, len(coarse_names), mean)
     manifest = Manifest(name, _label(source), revision, {part: len(a["labels"]) for part, a in arrays.items()}, shape,
                         class_names, mean, std, source.column_names(), source.options(), coarse_names, id_names, seed,
                         note)

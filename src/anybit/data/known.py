@@ -93,11 +93,12 @@ def source(name: str, columns: Columns = Columns(), train: str = "train", test: 
     return KNOWN[name]
 
 
-def check_facts(name: str, facts: Facts, labels: dict[str, np.ndarray], coarse_classes: int, shape: tuple[int, ...],
+def check_facts(name: str, facts: Facts, labels: dict[str, np.ndarray], coarse_classes: int,
                 mean: tuple[float, ...]) -> str:
-    """Compare what was read with what is known. Returns a note on what is missing but tolerated."""
-    if shape != facts.shape:
-        raise DataError(f"{name}: images are {_by(shape)}, but should be {_by(facts.shape)}: these are other files")
+    """Compare what was read with what is known; the images' shape was checked while decoding.
+
+    Returns a note on what is missing but tolerated.
+    """
     counts = {f"{part} images": len(y) for part, y in labels.items()}
     expected = {"train images": facts.train, "test images": facts.test}
     if not facts.test:
@@ -121,7 +122,3 @@ def check_facts(name: str, facts: Facts, labels: dict[str, np.ndarray], coarse_c
         raise DataError(f"{name}: the training images have mean {found}, but should have {known}: these are other "
                         "images")
     return ""
-
-
-def _by(shape: tuple[int, ...]) -> str:
-    return "×".join(map(str, shape))

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from anybit.errors import RunError
+from anybit.folder import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", {"rounds": 3}, {})
+
+
+def test_a_line_that_a_crash_cut_short_ends_the_log(folder: RunFolder) -> None:
+    for round in (1, 2):
+        folder.append("metrics", {"round": round})
+    with open(folder.file("metrics.jsonl"), "a") as file:
+        file.write('{"round": 3, "los')
+    assert folder.lines("metrics") == [{"round": 1}, {"round": 2}]
+    assert folder.lines("timing") == []
+
+
+def test_a_folder_that_holds_a_run_is_never_overwritten(folder: RunFolder) -> None:
+    with pytest.raises(RunError, match="already holds a run"):
+        RunFolder.create(folder.path, {"rounds": 9}, {})
+    assert folder.config() == {"rounds": 3}
+
+
+def test_a_second_owner_is_refused_until_the_first_lets_go(folder: RunFolder) -> None:
+    with folder.locked(), pytest.raises(RunError, match="in use by another process"), RunFolder(folder.path).locked():
+        pass
+    with RunFolder(folder.path).locked():
+        pass
