@@ -94,6 +94,18 @@ class EvaluationOptions:
 
 
 @dataclass(frozen=True)
+class ComputeOptions:
+    """How the engine computes. None: chosen for this machine, and then kept in the run."""
+
+    chunk: int | None = None
+    """Clients that the stacked engine computes at once; fewer need less memory."""
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None:
+            _at_least(1, **{"compute.chunk": self.chunk})
+
+
+@dataclass(frozen=True)
 class Config:
     """A run, completely: with the same config and the same machine it gives the same bytes."""
 
@@ -114,6 +126,7 @@ class Config:
     ranges: RangeOptions = RangeOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
     engine: EngineName = "auto"
+    compute: ComputeOptions = ComputeOptions()
     device: str = "auto"
     threads: int | None = None
     """CPU threads; none: torch's own choice. Results are bytewise the same only for the same number."""

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from anybit.config import Config, EngineName
 from anybit.data.examples import Data, check_labels, check_split
-from anybit.engines import ENGINES
+from anybit.engines import Engine, Sequential, Stacked
 from anybit.errors import ConfigError, Diverged, Interrupted, ModelError
 from anybit.evaluation import Evaluator, calibration_images
-from anybit.federated.algorithm import LOG_STEP, State, client_update, client_weighting, federated_round
+from anybit.federated.algorithm import LOG_STEP, ClientStep, State, client_weighting, federated_round, sgd_step
 from anybit.federated.cohort import Cohort, build_cohort, sample_clients
 from anybit.federated.server import server
 from anybit.folder import RunFolder
@@ -88,6 +88,13 @@ def pick_engine(name: EngineName, device: torch.device) -> EngineName:
     return name if name != "auto" else ("sequential" if device.type == "cpu" else "stacked")
 
 
+def open_engine(config: Config, device: torch.device) -> Engine:
+    """The engine that a config names."""
+    if pick_engine(config.engine, device) == "sequential":
+        return Sequential()
+    return Stacked(config.compute.chunk or config.cohort)
+
+
 def trainable(model: nn.Module) -> dict[str, Tensor]:
     """w: the parameters that clients train, by name."""
     w = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
@@ -106,7 +113,7 @@ class Training:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.device = pick_device(config.device)
-        self.map_clients = ENGINES[pick_engine(config.engine, self.device)]
+        self.engine = open_engine(config, self.device)
         self.data = task.data.to(self.device)
         self.model = task.model.to(self.device)
         self.server = server(config.server)
@@ -178,10 +185,10 @@ class Training:
         """Train to the end, evaluate the full grid, and (with a folder) write everything down."""
         self.folder = folder
         round, state, table = self.restore() if resume else self.start()
-        update = self._client_update(state, table)
+        client_step = self._client_step(state, table)
         while round < self.config.rounds:
             started = time.perf_counter()
-            state, losses, cohort = self._round(round, state, update)
+            state, losses, cohort = self._round(round, state, table, client_step)
             loss = self._mean_loss(losses, cohort)
             round += 1
             last = round == self.config.rounds
@@ -205,25 +212,26 @@ class Training:
             return f"stopped after round {round}"
         return f"stopped after round {round}; continue with: anybit resume {self.folder.path}"
 
-    def _client_update(self, state: State, table: StepTable) -> Callable[..., Any]:
-        """Algorithm 1 and 2's client, with this run's loss and learning rates."""
+    def _client_step(self, state: State, table: StepTable) -> ClientStep:
+        """One step of Algorithm 1 and 2's client, with this run's loss and learning rates."""
         config, prepared = self.config, self._prepared()
         scale = {}
         if config.ranges.learned:
             seen = activation_ranges(self.model, config.sites, trainable(self.model), self.evaluator.images)
             scale = learned_step_scale(prepared, state.w, {n: r.features for n, r in seen.items()}, table)
-        loss = client_loss(prepared, self.task.variant, table, self.data, self.task.loss, scale)
+        loss = client_loss(prepared, self.task.variant, self.data, self.task.loss, scale)
         lr = {n: config.client.step_lr if n.startswith(LOG_STEP) else config.client.lr for n in state.w}
-        return functools.partial(client_update, loss=loss, lr=lr)
+        return functools.partial(sgd_step, loss=loss, lr=lr)
 
-    def _round(self, round: int, state: State, update: Callable[..., Any]) -> tuple[State, Tensor, Cohort]:
+    def _round(self, round: int, state: State, table: StepTable, client_step: ClientStep) -> tuple[State, Tensor, Cohort]:
         config, split = self.config, self.task.split
         clients = sample_clients(config.seed, round, len(split), config.cohort)
         widths = self.task.variant.widths_of(config.seed, round, clients)
         cohort = build_cohort(config.seed, round, clients, widths, split, config.client.batch_size,
                               config.client.epochs, self.device)
         weighting = client_weighting(cohort, config.weighting == "examples")
-        new, losses = federated_round(state, cohort, update, self.server, self.map_clients, weighting)
+        new, losses = federated_round(state, table.steps, cohort, client_step, self.server, self.engine.map_clients,
+                                      weighting)
         return new, losses, cohort
 
     def _mean_loss(self, losses: Tensor, cohort: Cohort) -> float:

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from anybit.config import ClientOptions, Config, RangeOptions
 from anybit.data.examples import Data, Examples
-from anybit.engines import ENGINES
 from anybit.federated.cohort import build_cohort
 from anybit.quant.grid import Width
 from anybit.quant.sites import SiteOptions
 from anybit.run import Task, Training
 from anybit.variants import Variant, apqn, baseline, kure, mqat, qat, weight_decay_penalty
+from tests.gathered import ENGINES, gathered
 
 SIZES = [1, 9, 4, 17]
 SITES = ("W", "A", "WA")
@@ -70,9 +70,9 @@ def training(variant: Variant, pool: nn.Module | None = None, **settings: object
 
 def deltas_by_engine(run: Training, widths: list[Width]) -> dict[str, tuple[dict[str, Tensor], Tensor]]:
     _, state, table = run.start()
-    update = run._client_update(state, table)
+    step = run._client_step(state, table)
     cohort = build_cohort(1, 3, range(len(SIZES)), widths, run.task.split, 4, 2, torch.device("cpu"))
-    return {name: engine(update, state.w, cohort) for name, engine in ENGINES.items()}
+    return {name: gathered(engine, step, state.w, table.steps, cohort) for name, engine in ENGINES.items()}
 
 
 def assert_parity(results: dict[str, tuple[dict[str, Tensor], Tensor]]) -> None:
@@ -137,12 +137,13 @@ def test_same_draws_whatever_the_cohort_around_a_client() -> None:
     """A client's noise depends on (seed, round, client) alone, not on who else is in the cohort."""
     run = training(apqn(2, "WA"))
     _, state, table = run.start()
-    update = run._client_update(state, table)
+    step = run._client_step(state, table)
 
     def delta(clients: list[int], engine: str) -> Tensor:
         widths = [Width(2, 2)] * len(clients)
         cohort = build_cohort(1, 3, clients, widths, run.task.split, 4, 2, torch.device("cpu"))
-        return ENGINES[engine](update, state.w, cohort)[0]["conv2.weight"][clients.index(1)]
+        deltas, _ = gathered(ENGINES[engine], step, state.w, table.steps, cohort)
+        return deltas["conv2.weight"][clients.index(1)]
 
     reference = delta([1], "sequential")
     for engine in ENGINES:

@@ -49,6 +49,14 @@ class Cohort:
     rows: Tensor
     keys: Tensor
 
+    def part(self, clients: slice) -> Cohort:
+        """Some of the clients, padded to the longest of them."""
+        steps = int((self.counts[clients] > 0).sum(1).max())
+        rows = int(self.counts[clients].max())
+        return Cohort(self.round, self.clients[clients], self.widths[clients], self.examples[clients],
+                      self.width_bits[clients], self.index[clients, :steps, :rows], self.rows[clients, :steps, :rows],
+                      self.keys[clients])
+
     @property
     def steps(self) -> int:
         return self.index.shape[1]
