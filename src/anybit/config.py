@@ -16,6 +16,7 @@ from anybit.schema import read
 from anybit.variants import Steps
 
 EngineName = Literal["auto", "sequential", "stacked"]
+Precision = Literal["tf32", "fp32", "bf16"]
 
 
 def _at_least(least: float, **values: float) -> None:
@@ -85,10 +86,11 @@ class EvaluationOptions:
     """Sites of the grid at the end of the run, besides the variant's own; on the way only the variant's own."""
     steps: tuple[Steps, ...] = ("table", "rule", "mse")
     """Step rules of the grid at the end of the run."""
-    batch_size: int = 500
+    batch_size: int | None = None
+    """Test images at once; none: 500 on a CPU, 2,500 on a GPU, fewer if they do not fit."""
 
     def __post_init__(self) -> None:
-        _at_least(1, every=self.every, batch_size=self.batch_size)
+        _at_least(1, every=self.every, batch_size=self.batch_size or 1)
         for bits in self.bits:
             check_bits(bits)
 
@@ -97,6 +99,10 @@ class EvaluationOptions:
 class ComputeOptions:
     """How the engine computes. None: chosen for this machine, and then kept in the run."""
 
+    precision: Precision = "tf32"
+    """Of products on a GPU: float32 with TF32 matrix units, exact float32, or bfloat16 (autocast). CPUs: float32."""
+    compile: bool | None = None
+    """Compile the client step on a GPU; none: when the run is long enough for it to pay."""
     chunk: int | None = None
     """Clients that the stacked engine computes at once; fewer need less memory."""
 

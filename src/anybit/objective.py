@@ -32,8 +32,11 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExample,
-                step_scale: Mapping[str, Tensor]) -> Loss:
-    """f*(w; ξ) at a width: mean loss over the real rows of the batch with quantized tensors, plus the penalties."""
+                step_scale: Mapping[str, Tensor], bf16: bool = False) -> Loss:
+    """f*(w; ξ) at a width: mean loss over the real rows of the batch with quantized tensors, plus the penalties.
+
+    With bf16, layers compute in bfloat16 (autocast); weights, their quantization and the loss stay in float32.
+    """
     parameter_of = weight_sites(prepared)
 
     def value(w: Tensors, steps: Tensors, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
@@ -41,8 +44,9 @@ def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExam
         steps = {**steps, **_learned_steps(w, steps, step_scale)}
         tensors = parameters | bind(prepared, steps, width, rows=xi.rows, key=xi.key, count=xi.step)
         inputs = data.pipeline.augmented(data.train.x[xi.index], xi.key, xi.step)
-        outputs = torch.func.functional_call(prepared, tensors, (inputs,))
-        each = loss(outputs, data.train.y[xi.index])
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+            outputs = torch.func.functional_call(prepared, tensors, (inputs,))
+        each = loss(outputs.float() if bf16 else outputs, data.train.y[xi.index])
         if each.shape != xi.rows.shape:
             raise ConfigError(f"loss must return one value per example, shape {tuple(xi.rows.shape)}, but returned "
                               f"{tuple(each.shape)}: use reduction='none'")

@@ -81,8 +81,9 @@ def test_every_engine_trains_on_the_same_augmented_images(images: Tensor) -> Non
     split = np.split(np.arange(40), [1, 10, 17])
     config = Config(cohort=4, client=ClientOptions(lr=0.1, batch_size=4, epochs=2))
     training = Training(Task(model, mqat(), data, split), config)
-    _, state, table = training.start()
-    step = training._client_step(state, table)
+    training.begin()
+    state, table = training.state, training.table
+    step = training.client_step()
     widths = [Width(4, 32), Width(2, 32), Width(32, 32), Width(8, 32)]
     cohort = build_cohort(1, 0, range(4), widths, split, 4, 2, torch.device("cpu"))
     assert len(cohort.segments()) > 1

@@ -73,12 +73,13 @@ def test_learned_steps_average_over_the_clients_that_trained_at_them() -> None:
     deltas = {name: delta, "w": torch.tensor([1.0, 2.0, 6.0])}
     mean, _ = mean_delta([(slice(0, 2), {n: d[:2] for n, d in deltas.items()}, torch.zeros(2, 1)),
                           (slice(2, 3), {n: d[2:] for n, d in deltas.items()}, torch.zeros(1, 1))],
-                         cohort, client_weighting(cohort))
+                         cohort.width_bits, client_weighting(cohort))
     assert mean[name].tolist() == pytest.approx([0.4, 0, 0.2, 0, 0, 0, 0])
     assert float(mean["w"]) == pytest.approx(3)
     # on an activation site nobody trained quantized
     site = f"{LOG_STEP}layer.input_quantizer"
-    mean, _ = mean_delta([(slice(0, 3), {site: torch.zeros(3, 7)}, torch.zeros(3, 1))], cohort, client_weighting(cohort))
+    mean, _ = mean_delta([(slice(0, 3), {site: torch.zeros(3, 7)}, torch.zeros(3, 1))], cohort.width_bits,
+                         client_weighting(cohort))
     assert mean[site].tolist() == [0] * 7
 
 

@@ -24,5 +24,13 @@ class Engine:
         """The same round, perhaps captured."""
         return round
 
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function of tensors, perhaps compiled."""
+        return function
+
+    def shrink(self, clients: int) -> str:
+        """Compute fewer of the clients at once, because they did not fit into memory, and say so."""
+        raise MemoryError("one client alone does not fit into memory: lower client.batch_size, or use device=cpu")
+
     def close(self) -> None:
         """End whatever the engine started."""

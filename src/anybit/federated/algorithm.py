@@ -65,7 +65,7 @@ def federated_round(state: State, steps: Tensors, cohort: Cohort, client_step: C
                     map_clients: MapClients, weighting: Tensor) -> tuple[State, Tensor]:
     """One round: every client of the cohort in parallel, the mean of the deltas, the server's step."""
     parts = map_clients(client_update, client_step, state.w, steps, cohort)
-    delta, losses = mean_delta(parts, cohort, weighting)          # Δ_t = 1/|S| Σ (w_{t,K} − w_{t,0})
+    delta, losses = mean_delta(parts, cohort.width_bits, weighting)  # Δ_t = 1/|S| Σ (w_{t,K} − w_{t,0})
     return server_update(state, delta, server), losses            # w_{t+1} ← w_t + η_s·Δ_t
 
 
@@ -77,7 +77,7 @@ def server_update(state: State, delta: Tensors, server: Server) -> State:
     return State({**w, **learned}, optimizer)
 
 
-def mean_delta(parts: Iterable[Part], cohort: Cohort, weighting: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+def mean_delta(parts: Iterable[Part], width_bits: Tensor, weighting: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """(the weighted mean over clients, the losses), summed part by part so that no more than one part is in memory.
 
     A learned Δ_b averages over the clients that trained at b, and rests without any.
@@ -93,13 +93,13 @@ def mean_delta(parts: Iterable[Part], cohort: Cohort, weighting: Tensor) -> tupl
         losses.append(value)
     for name in total:
         if name.startswith(LOG_STEP):
-            total[name] = total[name] / _trained_at(name, cohort, total[name])
+            total[name] = total[name] / _trained_at(name, width_bits, total[name])
     return total, torch.cat(losses)
 
 
-def _trained_at(name: str, cohort: Cohort, delta: Tensor) -> Tensor:
+def _trained_at(name: str, width_bits: Tensor, delta: Tensor) -> Tensor:
     """How many clients of the cohort trained at each of BITS (at least 1), in the shape of a step table."""
-    bits = cohort.width_bits[:, 0 if name.endswith("weight_quantizer") else 1]
+    bits = width_bits[:, 0 if name.endswith("weight_quantizer") else 1]
     trained = (bits[:, None] == torch.arange(BITS[0], BITS[-1] + 1, device=bits.device)).to(delta.dtype)
     return trained.sum(0).clamp_min(1).reshape(-1, *[1] * (delta.dim() - 1))
 
