@@ -99,10 +99,10 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
 class Training:
     """One training, from round 0 or from a checkpoint."""
 
-    def __init__(self, task: Task, config: Config, watch: Watch | None = None) -> None:
+    def __init__(self, task: Task, config: Config, watch: Watch | None = None, folder: RunFolder | None = None) -> None:
         """Settle and check everything; nothing is written yet."""
         self.task, self.config, self.watch = task, config, watch or Watch()
-        self.folder: RunFolder | None = None
+        self.folder = folder
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.device = pick_device(config.device)
@@ -176,7 +176,7 @@ class Training:
 
     def train(self, folder: RunFolder | None = None, resume: bool = False) -> Trained:
         """Train to the end, evaluate the full grid, and (with a folder) write everything down."""
-        self.folder = folder
+        self.folder = folder or self.folder
         round, state, table = self.restore() if resume else self.start()
         update = self._client_update(state, table)
         while round < self.config.rounds:
@@ -253,6 +253,8 @@ class Training:
         evaluation = {"metric": metric, "variant": self.task.variant.name, "own": self.evaluator.own_steps,
                       "sites": self.task.variant.sites, "test_examples": len(self.data.test),
                       "grid": self.evaluator.grid(w, table)}
+        if self.config.evaluation.mixed:
+            evaluation["mixed"] = self.evaluator.mixed(w, own)
         if self.folder:
             self.folder.save_result(w, own, evaluation)
         return Trained(w, own, evaluation, self.metrics)

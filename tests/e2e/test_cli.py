@@ -111,7 +111,7 @@ def test_dry_run_prints_config_and_cost_and_leaves_nothing(anybit: Anybit, home:
 def test_recipes_are_listed_shown_and_copied(anybit: Anybit, home: Path) -> None:
     names = anybit("ls").stdout.split()
     assert "quickstart/mqat" in names
-    assert len(names) == 62
+    assert len(names) == 63
     listed = json.loads(anybit("ls", "paper/cifar10-lenet5", "--json").stdout)
     assert len(listed) == 9
     assert all(entry["description"] for entry in listed)
