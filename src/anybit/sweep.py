@@ -49,6 +49,15 @@ def plan(names: Sequence[str], overrides: Sequence[str] = (), seeds: Sequence[in
         for seed in dict.fromkeys(seeds) if seeds is not None else (from_recipe(recipe, overrides).seed,):
             config = from_recipe(recipe, [*overrides, f"seed={seed}"])
             runs.append(PlannedRun(f"{leaf}-seed{seed}", recipe, tuple(overrides), seed, config))
+    return _distinct(runs)
+
+
+def _distinct(runs: list[PlannedRun]) -> list[PlannedRun]:
+    owner: dict[str, str] = {}
+    for run in runs:
+        if owner.setdefault(run.name, run.recipe) != run.recipe:
+            raise ConfigError(f"{owner[run.name]} and {run.recipe} would both be trained in the folder '{run.name}': "
+                              "rename one of them")
     return runs
 
 

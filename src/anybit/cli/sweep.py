@@ -86,19 +86,22 @@ def _print_plan(runs: list[PlannedRun], json: bool) -> None:
 
 
 def _conclude(sweep: SweepFolder, failed: dict[str, str], watch: SweepWatch, imports: list[str]) -> None:
-    """The last line says what comes next; 130 after Ctrl-C, as a stopped run has it, and 1 if a run failed."""
+    """The last line says what comes next."""
+    from anybit.errors import Interrupted, RunsFailed
+
     again = shlex.join(["anybit", "sweep", str(sweep.path), *(word for i in imports for word in ("--import", i))])
-    waiting = [run.name for run in sweep.unfinished() if run.name not in failed]
+    waiting = len([run for run in sweep.unfinished() if run.name not in failed])
+    unfinished = f"{waiting} of {len(sweep.runs)} runs are not finished; continue with: {again}"
     if failed:
-        say(f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}; retry with: {again}")
-    if waiting:
-        say(f"{len(waiting)} of {len(sweep.runs)} runs are not finished; continue with: {again}")
-    elif not failed:
+        if waiting:
+            say(unfinished)
+        raise RunsFailed(f"{len(failed)} of {len(sweep.runs)} runs failed: {', '.join(failed)}; retry with: {again}")
+    if not waiting:
         say(f"sweep: {sweep.path}   results: anybit collect {sweep.path} --out results.json")
-    if watch.stop:
-        raise typer.Exit(130)
-    if failed:
-        raise typer.Exit(1)
+    elif watch.stop:
+        raise Interrupted(unfinished)
+    else:
+        say(unfinished)
 
 
 def collect(paths: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Sweeps, runs or results files.")],

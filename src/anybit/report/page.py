@@ -36,7 +36,8 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     _write({}, out)
     with styled():
         sections = {"accuracy": plots.accuracy_plots(records), "curves": plots.curve_plots(records),
-                    "weights": weights.weight_plots(records), "layers": plots.layer_plots(records), "mixed": mixed_plots(records)}
+                    "weights": weights.weight_plots(records), "layers": plots.layer_plots(records),
+                    "mixed": mixed_plots(records)}
         rendered = {plot.name: render(plot) for section in sections.values() for plot in section}
     table = accuracy_table(records)
     content = {"accuracy.csv": table.as_csv().encode(), "grid.csv": grid_csv(records).encode()}

@@ -45,12 +45,11 @@ def _table(table: ComparedTable) -> Plot:
             panel.set_axis_off()
             continue
         _panel(panel, columns[i], table.bits, i)
-        if i + across >= len(columns):
-            panel.tick_params(labelbottom=True)
-            panel.set_xlabel("bits")
+        panel.tick_params(labelbottom=True)
     for row in panels:
         row[0].set_ylabel("accuracy (%)")
     panels[0, 0].set_ylim(bottom=0)
+    fig.supxlabel("bits", fontsize=8)
     kinds: list[tuple[Any, str]] = [("-", "ours"), (_DASHED, "paper")]
     if any(cell.depends_on_steps for column in columns for cell in column.cells.values()):
         kinds.append((":", "ours, steps re-estimated (mse)"))
