@@ -138,6 +138,8 @@ def compare(results: Sequence[Result]) -> Comparison:
             others.append(result.name)
         elif not any(r.seed == result.seed and r.evaluation == result.evaluation for r in by_recipe.get(recipe, ())):
             by_recipe.setdefault(recipe, []).append(result)
+    if not by_recipe:
+        raise RunError("no finished run is a column of the paper: train some with 'anybit sweep paper/cifar10-lenet5'")
     deviations = {recipe: _deviations(recipe, runs) for recipe, runs in by_recipe.items()}
     tables = [_table(key, table, known, by_recipe, deviations) for key, table in known.tables.items()
               if any(column.recipe in by_recipe for column in table.columns.values())]
