@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from anybit.data import known
 from anybit.data.hub import prepare
@@ -34,7 +33,7 @@ def sample(name: str, root: Path, write: Write, size: int, counts: Mapping[str, 
 
 
 def train(recipe: str, overrides: list[str], path: Path) -> None:
-    """Two seeds, one stopped on the way and continued; the results find their column in the paper."""
+    """A run that is stopped on the way and continued; its results find their column in the paper."""
     sweep = SweepFolder.begin(path, plan([recipe], [*FEW, *overrides], [1]))
     watch = SweepWatch()
     watch.on_round = lambda name, progress: setattr(watch, "stop", progress.round == 1)
@@ -59,14 +58,15 @@ def test_cifar100_with_resnet20(tmp_path: Path, write_parquet: Write) -> None:
 
 
 def test_tinyimagenet_with_resnet18(tmp_path: Path, write_parquet: Write) -> None:
-    sample("tinyimagenet", tmp_path / "hub", write_parquet, 64, {"train": 200, "valid": 3},
+    sample("tinyimagenet", tmp_path / "hub", write_parquet, 64, {"train": 200, "valid": 1},
            {"label": [f"n{i:08d}" for i in range(200)]}, label=np.arange(200))
-    train("paper/tinyimagenet-resnet18/qat4", ["split.clients=100"], tmp_path / "sweep")
+    train("paper/tinyimagenet-resnet18/qat4", ["split.clients=200", "cohort=1", "ranges.calibration_images=1"],
+          tmp_path / "sweep")
 
 
-@pytest.mark.parametrize("recipe", ["paper/femnist-lenet5/mqat-fixed", "paper/femnist-lenet5/kure"])
-def test_femnist_with_lenet5(hub: Path, tmp_path: Path, recipe: str) -> None:
+def test_femnist_with_lenet5(hub: Path, tmp_path: Path) -> None:
     prepare("femnist", known.KNOWN["femnist"], hub)
-    sweep = SweepFolder.begin(tmp_path / "sweep", plan([recipe], [*FEW, "data.writers=6", "client.batch_size=20"]))
+    settings = [*FEW, "data.writers=6", "client.batch_size=20", "ranges.weights=minmax"]
+    sweep = SweepFolder.begin(tmp_path / "sweep", plan(["paper/femnist-lenet5/mqat-fixed"], settings))
     assert train_sweep(sweep, SweepWatch()) == {}
     assert compare(read_results([sweep.path]).results).tables[0].key == "femnist_lenet5_w"
