@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from anybit.cli.main import run
+from anybit.cli.progress import SweepReporter
 from anybit.errors import AnybitError, RunsFailed
+from anybit.run import Progress
+from anybit.sweep import SweepFolder, plan
 from tests.e2e.conftest import TINY
 from tests.e2e.test_cli import SAME, start, wait_for
 
@@ -97,6 +102,20 @@ def test_dry_run_lists_and_leaves_nothing(home: Path, capsys: pytest.CaptureFixt
     assert run(["sweep", "paper/cifar10-lenet5", "--dry-run"]) == 0
     assert "qat4-seed1" in capsys.readouterr().out
     assert not (home / "runs").exists()
+
+
+def test_a_live_table_fits_the_terminal_and_shows_what_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINES", "13")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    sweep = SweepFolder(home / "sweep", plan(["quickstart/mqat"], ["rounds=9"], range(50)))
+    reporter = SweepReporter(sweep, quiet=False)
+    assert reporter.live is not None
+    reporter.on_round("mqat-seed40", Progress(3, 9, 1.0, {"scores": {"W2": {"metric": 81.26}}}, 0.1))
+    console = Console(file=io.StringIO(), width=120)
+    console.print(reporter._table())
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) == 11
+    assert any(line.split() == ["mqat-seed40", "3/9", "–", "W2", "81.3", "running"] for line in lines)
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

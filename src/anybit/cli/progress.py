@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -59,9 +60,10 @@ class SweepReporter:
         self.quiet, self.last_line = quiet, 0.0
         self.live: Live | None = None
         if sys.stderr.isatty() and not quiet:
-            self.live = Live(console=Console(stderr=True), get_renderable=self._table, refresh_per_second=2)
+            self.live = Live(console=Console(stderr=True), get_renderable=self._table, refresh_per_second=2,
+                             transient=True)
 
-    def _recall(self, name: str, path: Any, finished: bool) -> None:
+    def _recall(self, name: str, path: Path, finished: bool) -> None:
         """What an earlier process has left."""
         from anybit.folder import RunFolder
 
