@@ -42,11 +42,13 @@ def test_every_paper_recipe_knows_its_columns() -> None:
     for name in (name for name in recipes.names() if name.startswith("paper/")):
         assert facts().columns_of(name), f"{name} stands in no table"
         assert recipe_of(settled(from_recipe(name, ["seed=9", "rounds=3"]))) == name
+        assert recipe_of(from_recipe(name)) == name, "also with its defaults left open"
     assert [table for table, _ in facts().columns_of("paper/cifar10-resnet20/baseline")] == [
         "cifar10_resnet20_w", "cifar10_resnet20_a", "cifar10_resnet20_wa", "fixed_bits",
         "cifar10_resnet20_regularization"]
     assert recipe_of(settled(from_recipe("quickstart/mqat"))) is None
     assert recipe_of(settled(from_recipe("paper/cifar10-lenet5/mqat", ["variant.bits=[2,8]"]))) is None
+    assert recipe_of(from_recipe("paper/cifar10-lenet5/mqat", ["model.name=mine:net"])) is None
 
 
 def test_a_columns_recipe_trains_what_its_title_says() -> None:

@@ -16,6 +16,7 @@ from anybit.errors import RunError
 from anybit.paper import facts
 from anybit.quant.grid import Width
 from anybit.report import paper_text
+from anybit.report.overfitting import courses
 from anybit.report.paper import Measured, compare
 from anybit.report.paper_plots import paper_plots
 from anybit.report.style import styled
@@ -150,6 +151,21 @@ def test_plots_carry_the_figures(results: list[Result]) -> None:
     assert baseline == [100 / 32 + 1.5, 200 / 32 + 1.5], "full precision, mean of seeds 1 and 2"
     assert mqat == [100 / 4 + 1, 200 / 4 + 1], "the lowest width of [4, 6, 8]"
     assert list(accuracy.get_lines()[1].get_ydata()) == [32.0, 32.0]  # type: ignore[arg-type]
+
+
+def test_overfitting_in_numbers(results: list[Result]) -> None:
+    """A loss of 0.9, 0.5, 0.8 over two seeds that lie 0.2 apart, and an MQAT run whose loss falls."""
+    def course(result: Result, losses: list[float], width: str) -> Result:
+        points = [Point(100 * i, 1.0, {w: {"loss": v, "metric": 50.0} for w in ("FP32", width)}) for i, v in
+                  enumerate(losses, 1)]
+        return replace(result, curve=tuple(points))
+
+    runs = [course(results[0], [1.0, 0.6, 0.9], "W2"), course(results[1], [0.8, 0.4, 0.7, 9.9], "W2"),
+            course(results[3], [0.9, 0.8, 0.7], "W2")]
+    (lines,) = courses(compare(runs).by_recipe).values()
+    assert paper_text.overfitting_rows(lines) == [["Baseline", "FP32", "0.500", "200", "0.800", "0.300"],
+                                                  ["MQAT-W (2…32)", "W2", "0.700", "300", "0.700", "0.000"]]
+    assert courses(compare(runs[:2]).by_recipe) == {}
 
 
 def test_report_paper_prints_draws_and_writes(results: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

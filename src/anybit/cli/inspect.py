@@ -107,11 +107,16 @@ def _report_paper(paths: list[Path], out: Path, markdown: Path | None, json: boo
 
 def _print_comparison(comparison: Comparison) -> None:
     from anybit.report import paper_text
+    from anybit.report.overfitting import courses
 
     for table in comparison.tables:
         print(f"{table.title} ({table.number})")
         print_table(paper_text.head(table), paper_text.rows(table))
         print(*paper_text.notes(table), "", sep="\n")
+    for home, lines in courses(comparison.by_recipe).items():
+        print(f"Overfitting: {home}")
+        print_table(paper_text.OVERFITTING_HEAD, paper_text.overfitting_rows(lines))
+        print()
     print_table(paper_text.CLAIM_HEAD, paper_text.claim_rows(comparison.verdicts))
     print(f"\n{paper_text.agreement(comparison.tables)} Beyond that: !, doubted: ?")
 

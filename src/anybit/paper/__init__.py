@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from anybit.build import written_out
 from anybit.config import Config, from_recipe
+from anybit.errors import ConfigError
 from anybit.quant.grid import SiteKinds
 from anybit.schema import plain, read
 
@@ -129,12 +130,15 @@ def _table(content: Mapping[str, Any]) -> PaperTable:
 
 def recipe_of(config: Config) -> str | None:
     """The paper's recipe that a config is an instance of: the same data, model and variant, whatever its seed."""
-    return _recipes().get(_identity(config))
+    try:
+        return _recipes().get(_identity(written_out(config)))
+    except ConfigError:
+        # Its data, model or variant is code outside anybit, which no recipe of the paper is.
+        return None
 
 
 def _identity(config: Config) -> str:
-    variant = plain(config.variant)
-    return json.dumps([config.data.name, config.model.name, variant], sort_keys=True)
+    return json.dumps([config.data.name, config.model.name, plain(config.variant)], sort_keys=True)
 
 
 @functools.cache

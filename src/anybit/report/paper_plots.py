@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anybit.build import build_variant
-from anybit.quant.grid import Width
+from anybit.report.overfitting import Course, Curve, courses
 from anybit.report.paper import ComparedColumn, ComparedTable, Comparison
 from anybit.report.paper_text import measured
 from anybit.report.style import FULL, INK, QUIET, Plot, colour, figure, legend, marker
-from anybit.results import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _DASHED = (0, (3, 1.5))
 _PER_ROW = 5
-_OVERFITTING = {"baseline": "Baseline", "baseline-dropout": "Baseline (dropout)", "mqat": "MQAT-W", "mqat-a": "MQAT-A",
-                "mqat-wa": "MQAT-WA", "mqat-fixed": "MQAT*-W", "mqat-full": "MQAT-W (2…32)"}
-"""Recipes of the overfitting figure, by the last part of their names."""
 
 
 def paper_plots(comparison: Comparison) -> list[Plot]:
     """One figure per table with more than full precision, and one of curves per data set and model."""
     tables = [_table(table) if len(table.bits) > 1 else _bars(table) for table in comparison.tables]
-    return tables + _overfitting(comparison.by_recipe)
+    return tables + [_curves(home, lines) for home, lines in courses(comparison.by_recipe).items()]
 
 
 def _table(table: ComparedTable) -> Plot:
@@ -99,46 +94,25 @@ def _bars(table: ComparedTable) -> Plot:
                 "Bars: ours, with the standard deviation over seeds. Lines: the paper's.", fig)
 
 
-def _overfitting(by_recipe: Mapping[str, Sequence[Result]]) -> list[Plot]:
-    homes = dict.fromkeys(recipe.rpartition("/")[0] for recipe in by_recipe if recipe.endswith("/baseline"))
-    plots = []
-    for home in homes:
-        lines = {title: by_recipe[f"{home}/{leaf}"] for leaf, title in _OVERFITTING.items() if f"{home}/{leaf}" in by_recipe}
-        if any(title.startswith("MQAT") for title in lines) and all(r.curve for runs in lines.values() for r in runs):
-            plots.append(_curves(home.removeprefix("paper/"), lines))
-    return plots
-
-
-def _curves(home: str, lines: Mapping[str, Sequence[Result]]) -> Plot:
+def _curves(home: str, lines: Sequence[Course]) -> Plot:
     fig = figure(FULL, 2.9)
     left, right = fig.subplots(1, 2)
-    handles = []
-    for number, results in enumerate(lines.values()):
-        lowest = _lowest(results[0])
-        handles.append(_curve(left, results, lowest, "loss", number))
-        _curve(right, results, "FP32", "metric", number)
+    handles = [_curve(left, course.loss, number) for number, course in enumerate(lines)]
+    for number, course in enumerate(lines):
+        _curve(right, course.accuracy, number)
     left.set_ylabel("test loss")
     right.set_ylabel("test accuracy (%)")
     for axes in (left, right):
         axes.set_xlabel("round")
-    legend(fig, handles, list(lines))
+    legend(fig, handles, [course.title for course in lines])
     return Plot(f"overfitting-{home}", f"Overfitting: {home}",
                 "Left: test loss, of MQAT after quantization at the lowest width it trains at, else in full precision. "
                 "Right: test accuracy in full precision. Mean over seeds, with their extremes shaded.", fig, wide=True)
 
 
-def _lowest(result: Result) -> str:
-    """The lowest width that the variant trains at."""
-    variant = build_variant(result.settings)
-    return str(Width.of(variant.sites, min(variant.bits)))
-
-
-def _curve(axes: Axes, results: Sequence[Result], width: str, key: str, number: int) -> Any:
-    """The mean over seeds at the rounds that all of them have."""
-    curves = [{point.round: point.scores[width][key] for point in r.curve if width in point.scores} for r in results]
-    rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
-    values = np.array([[curve[round] for round in rounds] for curve in curves])
-    if len(curves) > 1:
-        axes.fill_between(rounds, values.min(0), values.max(0), color=colour(number), alpha=0.18, linewidth=0)
-    return axes.plot(rounds, values.mean(0), color=colour(number), marker=marker(number), markeredgecolor="none",
-                     markersize=3.5 if len(rounds) <= 30 else 0)[0]
+def _curve(axes: Axes, curve: Curve, number: int) -> Any:
+    if len(curve.values) > 1:
+        axes.fill_between(curve.rounds, curve.values.min(0), curve.values.max(0), color=colour(number), alpha=0.18,
+                          linewidth=0)
+    return axes.plot(curve.rounds, curve.mean, color=colour(number), marker=marker(number), markeredgecolor="none",
+                     markersize=3.5 if len(curve.rounds) <= 30 else 0)[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anybit.paper import Cell, PaperTable, facts
+from anybit.report.overfitting import Course, courses
 from anybit.report.paper import TOLERANCE, Compared, ComparedColumn, ComparedTable, Comparison, Measured, Verdict
 from anybit.report.style import Plot
 from anybit.report.tables import MISSING
@@ -112,22 +113,37 @@ def _verdict(word: str, holding: int, measured: int, pairs: int) -> str:
     return f"{word} ({of})"
 
 
+OVERFITTING_HEAD = ["test loss", "at width", "least", "in round", "in the end", "risen by"]
+
+
+def overfitting_rows(lines: Sequence[Course]) -> Rows:
+    """Where the test loss of each variant was least, and where it ended."""
+    return [[c.title, c.width, f"{c.loss.mean.min():.3f}", str(c.loss.best_round), f"{c.loss.mean[-1]:.3f}",
+             f"{c.loss.risen:.3f}"] for c in lines]
+
+
 def markdown(comparison: Comparison, plots: Sequence[Plot], images: Path, file: Path) -> str:
     """A page of all tables and claims, with the plots that were written to the folder `images`."""
     beside = os.path.relpath(str(images), str(file.parent))
-    by_name = {plot.name: plot for plot in plots}
-    text = [f"The paper: {facts().citation}.\n", INTRODUCTION, "", agreement(comparison.tables), ""]
+    shown = {plot.name: f"\n![{plot.title}]({Path(beside, plot.name).as_posix()}.png)\n\n*{plot.caption}*\n"
+             for plot in plots}
+    text = ["# Ours and the paper's\n", f"The paper: {facts().citation}.\n", f"{INTRODUCTION}\n",
+            f"{agreement(comparison.tables)}\n"]
     for table in comparison.tables:
-        text += [f"## {table.title}\n", f"{table.number} of the paper." if table.number.startswith("Table") else
-                 f"The paper has {table.number} of it.", ""]
-        text += [_markdown_table(head(table), [[_bold(cell) for cell in line] for line in rows(table)]), ""]
-        text += [f"- {note}" for note in notes(table)]
-        text += [_image(by_name[name], beside) for name in (f"paper-{table.key}",) if name in by_name]
-    curves = [plot for plot in plots if plot.name.startswith("overfitting")]
-    text += ["\n## Overfitting\n", *(_image(plot, beside) for plot in curves)] if curves else []
-    text += ["\n## Claims\n", "Every ordering that the paper's text claims. Where a claim compares several figures, how "
-             "many of the comparisons hold.\n", _markdown_table(CLAIM_HEAD, claim_rows(comparison.verdicts))]
+        text += [*_section(table), shown[f"paper-{table.key}"]]
+    for home, lines in courses(comparison.by_recipe).items():
+        text += [f"## Overfitting: {home}\n", _markdown_table(OVERFITTING_HEAD, overfitting_rows(lines)),
+                 shown[f"overfitting-{home}"]]
+    text += ["## Claims\n", "Every ordering that the paper's text claims. Where a claim compares several figures, how many "
+             "of the comparisons hold.\n", _markdown_table(CLAIM_HEAD, claim_rows(comparison.verdicts))]
     return "\n".join([*text, "\n## Runs\n", *(f"- {line}" for line in conditions(comparison))]) + "\n"
+
+
+def _section(table: ComparedTable) -> list[str]:
+    printed = table.number.startswith("Table")
+    return [f"## {table.title}\n", f"{table.number} of the paper.\n" if printed else "The paper has no table of it.\n",
+            _markdown_table(head(table), [[_bold(cell) for cell in line] for line in rows(table)]), "",
+            *(f"- {note}" for note in notes(table))]
 
 
 def conditions(comparison: Comparison) -> list[str]:
@@ -140,10 +156,6 @@ def conditions(comparison: Comparison) -> list[str]:
     hours = sum(r.seconds for r in results) / 3600
     return [f"{len(results)} runs, {hours:.1f} hours of training in all",
             *(f"{what}: {', '.join(sorted(values))}" for what, values in facts_of.items())]
-
-
-def _image(plot: Plot, beside: str) -> str:
-    return f"\n![{plot.title}]({Path(beside, plot.name).as_posix()}.png)\n\n*{plot.caption}*\n"
 
 
 def _bold(text: str) -> str:
