@@ -72,7 +72,6 @@ class SweepReporter:
         if finished:
             line.state, line.round = "done", line.rounds
             self._final_scores(line, folder.evaluation())
-        line.rounds = max(line.rounds, line.round)
 
     def _final_scores(self, line: _Line, evaluation: dict[str, Any]) -> None:
         own = evaluation["grid"][evaluation["own"]]
