@@ -88,6 +88,8 @@ class EvaluationOptions:
     """Step rules of the grid at the end of the run."""
     batch_size: int | None = None
     """Test images at once; none: 500 on a CPU, 2,500 on a GPU, fewer if they do not fit."""
+    mixed: bool = False
+    """At the end also every pair of bits of weights and activations (W4A8, W2A8, W8A4, …), at the variant's own steps."""
 
     def __post_init__(self) -> None:
         _at_least(1, every=self.every, batch_size=self.batch_size or 1)

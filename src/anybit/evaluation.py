@@ -146,6 +146,11 @@ class Evaluator:
         return {steps: {name: s._asdict() for name, s in self.score(w, self.table(w, trained, steps), widths).items()}
                 for steps in self.grid_steps()}
 
+    def mixed(self, w: Tensors, table: StepTable) -> dict[str, Any]:
+        """Every pair of bits of weights and activations, at the steps of `table`: devices multiply W4 with A8."""
+        pairs = [Width(weights, activations) for weights in self.options.bits for activations in self.options.bits]
+        return {name: score._asdict() for name, score in self.score(w, table, pairs).items()}
+
     def grid_steps(self) -> list[Steps]:
         """The step rules that make sense for the variant: one that trains in full precision has no table of its own."""
         quantized = any(b != FLOAT for b in self.variant.bits)

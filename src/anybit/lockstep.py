@@ -38,8 +38,8 @@ def program_key(config: Config) -> str:
 
 def _operations(variant: Component) -> Any:
     arguments = {name: value for name, value in plain(variant).items() if name not in ("name", "bits", "start", "fixed")}
-    if variant.name in ("qat", "mqat") or (variant.name == "baseline" and not arguments):
-        return ["rounding", {"sites": "W", **arguments}]
+    if variant.name in ("qat", "mqat") or (variant.name == "baseline" and not any(arguments.values())):
+        return ["rounding", arguments.get("sites", "W")]
     return [variant.name, arguments]
 
 
@@ -48,6 +48,9 @@ def train_side_by_side(trainings: Sequence[Training]) -> Iterator[Outcome]:
 
     What kept a run from its end stands in the place of its result; the others go on.
     """
+    if all(training.ended for training in trainings):
+        yield from ((training, training.finish()) for training in trainings)
+        return
     runs = Runs(trainings)
     while runs.going:
         yield from runs.round()

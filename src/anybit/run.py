@@ -118,10 +118,10 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
 class Training:
     """One training, from round 0 or from a checkpoint."""
 
-    def __init__(self, task: Task, config: Config, watch: Watch | None = None) -> None:
+    def __init__(self, task: Task, config: Config, watch: Watch | None = None, folder: RunFolder | None = None) -> None:
         """Settle and check everything; nothing is written yet."""
         self.task, self.config, self.watch = task, config, watch or Watch()
-        self.folder: RunFolder | None = None
+        self.folder = folder
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.device = pick_device(config.device)
@@ -197,7 +197,7 @@ class Training:
 
     def begin(self, folder: RunFolder | None = None, resume: bool = False) -> None:
         """Round 0, or where the newest checkpoint of the folder left off."""
-        self.folder = folder
+        self.folder = folder or self.folder
         self.round, self.state, self.table = self.restore() if resume else self.start()
 
     def train(self, folder: RunFolder | None = None, resume: bool = False) -> Trained:
@@ -308,6 +308,8 @@ class Training:
         evaluation = {"metric": metric, "variant": self.task.variant.name, "own": self.evaluator.own_steps,
                       "sites": self.task.variant.sites, "test_examples": len(self.data.test),
                       "grid": self.evaluator.grid(w, table)}
+        if self.config.evaluation.mixed:
+            evaluation["mixed"] = self.evaluator.mixed(w, own)
         if self.folder:
             self.folder.save_result(w, own, evaluation)
         return Trained(w, own, evaluation, self.metrics)
