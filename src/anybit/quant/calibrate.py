@@ -84,7 +84,7 @@ def _error_observer(candidates: Tensor, grid_name: GridName) -> Observer:
     """The squared rounding error of what passes, for every candidate step and bit-width."""
     def fold(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
         return seen + ranges.squared_errors(x, candidates, grid_name)
-    return Observer(torch.zeros_like(candidates), fold)
+    return Observer(torch.zeros_like(candidates, dtype=torch.float64), fold)
 
 
 class LayerHealth(NamedTuple):
