@@ -101,10 +101,9 @@ def _fold_health(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
     return seen + torch.stack([kurtosis(x), outside, torch.ones_like(outside)])
 
 
-def layer_health(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor, table: StepTable,
+def layer_health(prepared: nn.Module, w: Tensors, images: Tensor, table: StepTable,
                  width: tuple[int, int]) -> dict[str, LayerHealth]:
     """Kurtosis and saturation of every weight and activation at `width`, on training images."""
-    prepared = prepare(model, options=options).eval()
     for site in quantizers(prepared).values():
         site.observer = Observer(torch.zeros(3), _fold_health)
     seen = _observe(prepared, w, table.steps, [images], width)

@@ -103,8 +103,10 @@ def squared_errors(x: Tensor, candidates: Tensor, grid: GridName) -> Tensor:
     sums = pad(torch.stack([ordered, torch.ones_like(ordered)]).cumsum(2), (1, 0))
     steps = candidates.double().reshape(len(candidates), len(BITS), len(rows))
     low, high = limits(all_bits(x.device), grid)
-    found = [torch.cat([_level_errors(part, ordered, sums, int(low[i]), int(high[i]))
-                        for part in steps[:, i].split(max(1, _AT_ONCE // (len(rows) << BITS[i])))]) for i in range(len(BITS))]
+    found = []
+    for i, bits in enumerate(BITS):
+        parts = torch.split(steps[:, i], max(1, _AT_ONCE // (len(rows) << bits)))
+        found.append(torch.cat([_level_errors(part, ordered, sums, int(low[i]), int(high[i])) for part in parts]))
     return (torch.stack(found, 1) + ordered.square().sum(1)).reshape(candidates.shape)
 
 
@@ -120,7 +122,8 @@ def _level_errors(steps: Tensor, ordered: Tensor, sums: Tensor, low: int, high: 
     ends = pad(pad(inner, (1, 0)), (0, 1), value=ordered.shape[1])
     total, count = (s.gather(1, ends.flatten(1)).reshape(ends.shape).diff(dim=2) for s in sums)
     level = steps.T[:, :, None] * k
-    return (level * (level * count - 2 * total)).sum(2).T
+    errors: Tensor = (level * (level * count - 2 * total)).sum(2).T
+    return errors
 
 
 @dataclass(frozen=True)
