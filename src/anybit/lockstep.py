@@ -87,7 +87,7 @@ class Runs:
     def _advance(self, training: Training, state: State, losses: Tensor, cohort: Cohort,
                  started: float) -> Iterator[Outcome]:
         try:
-            training.advance(state, losses, cohort, started)
+            training.advance(state, losses, cohort, started, len(self.trainings))
             if training.ended:
                 self.going.remove(training)
                 yield training, training.finish()

@@ -224,15 +224,18 @@ class Training:
     def ended(self) -> bool:
         return self.round >= self.config.rounds
 
-    def advance(self, state: State, losses: Tensor, cohort: Cohort, started: float) -> None:
-        """Take the result of a round: check it, evaluate and checkpoint when it is time, tell whoever watches."""
+    def advance(self, state: State, losses: Tensor, cohort: Cohort, started: float, runs: int = 1) -> None:
+        """Take the result of a round: check it, evaluate and checkpoint when it is time, tell whoever watches.
+
+        The time since `started` is that of as many runs as went through the round together.
+        """
         loss = self._mean_loss(losses, cohort)
         self.round, self.state = self.round + 1, state
         evaluation = None
         if self.ended or self.round % self.config.evaluation.every == 0:
             evaluation = self.evaluator.own(weights(state), learned_table(state, self.table))
         self._log({"round": self.round, "loss": loss, **({"evaluation": evaluation} if evaluation else {})})
-        seconds = time.perf_counter() - started
+        seconds = (time.perf_counter() - started) / runs
         if self.folder:
             self.folder.append("timing", {"round": self.round, "seconds": seconds})
         self.watch.on_round(Progress(self.round, self.config.rounds, loss, evaluation, seconds))
