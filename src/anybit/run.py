@@ -17,11 +17,21 @@ from anybit.data.examples import Data, check_labels, check_split
 from anybit.engines import Engine, Sequential, Stacked
 from anybit.errors import ConfigError, Diverged, Interrupted, ModelError
 from anybit.evaluation import Evaluator, calibration_images
-from anybit.federated.algorithm import LOG_STEP, ClientStep, State, client_weighting, federated_round, sgd_step
+from anybit.federated.algorithm import (
+    LOG_STEP,
+    ClientStep,
+    LocalStep,
+    State,
+    client_weighting,
+    federated_round,
+    sgd_step,
+    sgd_step_alone,
+)
 from anybit.federated.cohort import Cohort, build_cohort, sample_clients
 from anybit.federated.server import server
 from anybit.folder import RunFolder
 from anybit.objective import PerExample, accuracy, client_loss, cross_entropy, learned_step_scale
+from anybit.quant.alone import Alone
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import prepare, quantizers
@@ -219,9 +229,12 @@ class Training:
         if config.ranges.learned:
             seen = activation_ranges(self.model, config.sites, trainable(self.model), self.evaluator.images)
             scale = learned_step_scale(prepared, state.w, {n: r.features for n, r in seen.items()}, table)
-        loss = client_loss(prepared, self.task.variant, self.data, self.task.loss, scale)
+        loss = functools.partial(client_loss, variant=self.task.variant, data=self.data, loss=self.task.loss,
+                                 step_scale=scale)
         lr = {n: config.client.step_lr if n.startswith(LOG_STEP) else config.client.lr for n in state.w}
-        return functools.partial(sgd_step, loss=loss, lr=lr)
+        single = Alone(self._prepared(), config.compute.convolution == "channels-last")
+        return LocalStep(functools.partial(sgd_step, loss=loss(prepared), lr=lr),
+                         functools.partial(sgd_step_alone, loss=loss(single.model, alone=single), lr=lr, lay=single.lay))
 
     def _round(self, round: int, state: State, table: StepTable, client_step: ClientStep) -> tuple[State, Tensor, Cohort]:
         config, split = self.config, self.task.split

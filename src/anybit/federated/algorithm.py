@@ -6,6 +6,7 @@ The variants differ in the loss alone: f(w), f(w) + λ·L_KURE(w), f(w + noise),
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -59,6 +60,30 @@ def sgd_step(w: Tensors, steps: Tensors, width: Tensor, xi: Batch, loss: Loss,
     """w − η_c·∇f*(w; ξ), and f(w; ξ). A padded batch has ξ.real = 0 and changes nothing."""
     g, value = torch.func.grad(loss, has_aux=True)(w, steps, width, xi)
     return {n: w[n] - lr[n] * xi.real * g[n] for n in w}, value
+
+
+def sgd_step_alone(w: Tensors, steps: Tensors, width: Tensor, xi: Batch, loss: Loss, lr: Mapping[str, float],
+                   lay: Callable[[Tensor], Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    """`sgd_step` of one client outside vmap, on an unpadded batch, with parameters laid out in memory by `lay`.
+
+    torch.func.grad always prepares for second derivatives, which forbids the fused backward of e.g. GroupNorm.
+    """
+    with torch.enable_grad():
+        leaves = {n: lay(p).detach().requires_grad_() for n, p in w.items()}
+        objective, value = loss(leaves, steps, width, xi)
+        gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
+    return {n: torch.add(p.detach(), g, alpha=-lr[n]) for (n, p), g in zip(leaves.items(), gradients, strict=True)}, value
+
+
+@dataclass(frozen=True)
+class LocalStep:
+    """A client step in two forms that compute the same: one for vmap, compile and capture, one for a client alone."""
+
+    mapped: ClientStep
+    alone: ClientStep
+
+    def __call__(self, w: Tensors, steps: Tensors, width: Tensor, xi: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        return self.mapped(w, steps, width, xi)
 
 
 def federated_round(state: State, steps: Tensors, cohort: Cohort, client_step: ClientStep, server: Server,
