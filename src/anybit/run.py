@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anybit.config import Config, EngineName
+from anybit.config import Config, Convolution, EngineName
 from anybit.data.examples import Data, check_labels, check_split
-from anybit.engines import Engine, Sequential, Stacked
-from anybit.errors import ConfigError, Diverged, Interrupted, ModelError
+from anybit.engines import Engine, Processes, Sequential, Stacked
+from anybit.errors import ConfigError, Diverged, EngineError, Interrupted, ModelError
 from anybit.evaluation import Evaluator, calibration_images
 from anybit.federated.algorithm import (
     LOG_STEP,
@@ -100,9 +101,24 @@ def pick_engine(name: EngineName, device: torch.device) -> EngineName:
 
 def open_engine(config: Config, device: torch.device) -> Engine:
     """The engine that a config names."""
-    if pick_engine(config.engine, device) == "sequential":
+    name = pick_engine(config.engine, device)
+    if name == "processes":
+        if device.type != "cpu":
+            raise ConfigError(f"engine = 'processes' computes on a CPU, not on {device}: use device=cpu or engine=stacked")
+        return Processes(config.compute.workers)
+    if name == "sequential":
         return Sequential()
     return Stacked(config.compute.chunk or config.cohort)
+
+
+@contextmanager
+def convolution(backend: Convolution | None) -> Iterator[None]:
+    """Convolutions on a CPU with or without oneDNN; channels-last is up to whoever lays out the tensors."""
+    before, *_ = torch.backends.mkldnn.set_flags(backend != "no-onednn", _fp32_precision=None)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.set_flags(before, _fp32_precision=None)  # type: ignore[no-untyped-call]
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
@@ -194,6 +210,15 @@ class Training:
     def train(self, folder: RunFolder | None = None, resume: bool = False) -> Trained:
         """Train to the end, evaluate the full grid, and (with a folder) write everything down."""
         self.folder = folder
+        try:
+            with convolution(self.config.compute.convolution):
+                return self._train(resume)
+        except EngineError as error:
+            raise EngineError(f"{error}{self._last_good()}") from error
+        finally:
+            self.engine.close()
+
+    def _train(self, resume: bool) -> Trained:
         round, state, table = self.restore() if resume else self.start()
         client_step = self._client_step(state, table)
         while round < self.config.rounds:
