@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from anybit.config import Config, Convolution, EngineName
 from anybit.data.examples import Data, check_labels, check_split
-from anybit.engines import Engine, Processes, Sequential, Stacked
+from anybit.engines import Engine, Processes, Ranks, Sequential, Stacked
+from anybit.engines.ranks import own_device, world
 from anybit.errors import ConfigError, Diverged, EngineError, Interrupted, ModelError
 from anybit.evaluation import Evaluator, calibration_images
 from anybit.federated.algorithm import (
@@ -100,9 +101,16 @@ def pick_engine(name: EngineName, device: torch.device) -> EngineName:
 
 
 def open_engine(config: Config, device: torch.device) -> Engine:
-    """The engine that a config names."""
+    """The engine that a config names; under torchrun it has a share of every cohort."""
+    engine = _local_engine(config, device)
+    return Ranks(engine, device) if world() > 1 else engine
+
+
+def _local_engine(config: Config, device: torch.device) -> Engine:
     name = pick_engine(config.engine, device)
     if name == "processes":
+        if world() > 1:
+            raise ConfigError("engine = 'processes' under torchrun: ranks are processes already, use engine=sequential")
         if device.type != "cpu":
             raise ConfigError(f"engine = 'processes' computes on a CPU, not on {device}: use device=cpu or engine=stacked")
         return Processes(config.compute.workers)
@@ -138,7 +146,7 @@ class Training:
         self.folder: RunFolder | None = None
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        self.device = pick_device(config.device)
+        self.device = own_device(pick_device(config.device))
         self.engine = open_engine(config, self.device)
         self.data = task.data.to(self.device)
         self.model = task.model.to(self.device)
@@ -228,17 +236,18 @@ class Training:
             round += 1
             last = round == self.config.rounds
             evaluation = None
-            if last or round % self.config.evaluation.every == 0:
+            if self.engine.leads and (last or round % self.config.evaluation.every == 0):
                 evaluation = self.evaluator.own(weights(state), learned_table(state, table))
             self._log({"round": round, "loss": loss, **({"evaluation": evaluation} if evaluation else {})})
             seconds = time.perf_counter() - started
             if self.folder:
                 self.folder.append("timing", {"round": round, "seconds": seconds})
             self.watch.on_round(Progress(round, self.config.rounds, loss, evaluation, seconds))
-            stop = self.watch.stop and not last
+            stop = self.engine.agree(self.watch.stop) and not last
             if self.folder and (last or stop or round % self.config.checkpoint_every == 0):
                 self.folder.save_checkpoint(round, state, table)
             if stop:
+                self.engine.agree(stop)
                 raise Interrupted(self._stopped(round))
         return self._finish(weights(state), learned_table(state, table))
 
@@ -269,7 +278,7 @@ class Training:
                               config.client.epochs, self.device)
         weighting = client_weighting(cohort, config.weighting == "examples")
         new, losses = federated_round(state, table.steps, cohort, client_step, self.server, self.engine.map_clients,
-                                      weighting)
+                                      weighting, self.engine.combine)
         return new, losses, cohort
 
     def _mean_loss(self, losses: Tensor, cohort: Cohort) -> float:
@@ -293,6 +302,9 @@ class Training:
 
     def _finish(self, w: dict[str, Tensor], table: StepTable) -> Trained:
         """The full grid. The steps that are kept are the ones the model is meant to be quantized with: its own."""
+        if not self.engine.leads:
+            self.engine.agree(False)
+            return Trained(w, table, {}, self.metrics)
         self.watch.on_message("evaluating at all widths")
         own = self.evaluator.table(w, table, self.evaluator.own_steps)
         metric = getattr(self.task.metric, "__name__", "metric")
@@ -301,6 +313,7 @@ class Training:
                       "grid": self.evaluator.grid(w, table)}
         if self.folder:
             self.folder.save_result(w, own, evaluation)
+        self.engine.agree(False)
         return Trained(w, own, evaluation, self.metrics)
 
 

@@ -5,7 +5,7 @@ The variants differ in the loss alone: f(w), f(w) + λ·L_KURE(w), f(w + noise),
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,11 +27,14 @@ LOG_STEP = "log_step/"
 """Names of learned steps among the parameters: log(Δ/Δ_start) of one site, first dimension BITS."""
 
 
-Part = tuple[slice, dict[str, Tensor], Tensor]
+Part = tuple[slice | Tensor, dict[str, Tensor], Tensor]
 """Some clients of a cohort after their local training: (which, deltas with the client first, losses (client, step))."""
 
 MapClients = Callable[[Callable[..., Any], ClientStep, Tensors, Tensors, Cohort], Iterable[Part]]
 """An engine: run `client_update` with the given client step for every client of the cohort, in parts, in order."""
+
+Combine = Callable[[Tensors, Sequence[Tensor], Tensors, Cohort], tuple[dict[str, Tensor], Tensor]]
+"""From the sums and losses of this process's clients to those of the cohort: (sums, losses, w, cohort) → (sums, losses)."""
 
 
 class State(NamedTuple):
@@ -87,10 +90,14 @@ class LocalStep:
 
 
 def federated_round(state: State, steps: Tensors, cohort: Cohort, client_step: ClientStep, server: Server,
-                    map_clients: MapClients, weighting: Tensor) -> tuple[State, Tensor]:
+                    map_clients: MapClients, weighting: Tensor, combine: Combine | None = None) -> tuple[State, Tensor]:
     """One round: every client of the cohort in parallel, the mean of the deltas, the server's step."""
     parts = map_clients(client_update, client_step, state.w, steps, cohort)
-    delta, losses = mean_delta(parts, cohort, weighting)          # Δ_t = 1/|S| Σ (w_{t,K} − w_{t,0})
+
+    def together(total: dict[str, Tensor], every: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        return combine(total, every, state.w, cohort) if combine else _whole(total, every)
+
+    delta, losses = mean_delta(parts, cohort, weighting, together)          # Δ_t = 1/|S| Σ (w_{t,K} − w_{t,0})
     return server_update(state, delta, server), losses            # w_{t+1} ← w_t + η_s·Δ_t
 
 
@@ -102,7 +109,13 @@ def server_update(state: State, delta: Tensors, server: Server) -> State:
     return State({**w, **learned}, optimizer)
 
 
-def mean_delta(parts: Iterable[Part], cohort: Cohort, weighting: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+def _whole(total: dict[str, Tensor], losses: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    """The parts were the whole cohort."""
+    return total, torch.cat(losses)
+
+
+def mean_delta(parts: Iterable[Part], cohort: Cohort, weighting: Tensor,
+               together: Callable[..., tuple[dict[str, Tensor], Tensor]] = _whole) -> tuple[dict[str, Tensor], Tensor]:
     """(the weighted mean over clients, the losses), summed part by part so that no more than one part is in memory.
 
     A learned Δ_b averages over the clients that trained at b, and rests without any.
@@ -116,10 +129,11 @@ def mean_delta(parts: Iterable[Part], cohort: Cohort, weighting: Tensor) -> tupl
             here = torch.tensordot(each.to(delta.dtype), delta, dims=1)
             total[name] = total[name] + here if name in total else here
         losses.append(value)
+    total, every = together(total, losses)
     for name in total:
         if name.startswith(LOG_STEP):
             total[name] = total[name] / _trained_at(name, cohort, total[name])
-    return total, torch.cat(losses)
+    return total, every
 
 
 def _trained_at(name: str, cohort: Cohort, delta: Tensor) -> Tensor:
