@@ -29,7 +29,7 @@ from anybit.run import Task, Training, convolution
 from anybit.variants import mqat
 
 RESULTS = Path(__file__).parents[1] / "results" / "performance"
-IMAGES = 64
+IMAGES = 32
 POINTS: list[dict[str, Any]] = [
     *({"axis": "cohort", "model": "lenet5", "clients": 1000, "cohort": n} for n in (10, 30, 100, 300, 1000)),
     *({"axis": "clients", "model": "lenet5", "clients": n, "cohort": 10} for n in (10, 100, 1000)),
@@ -63,12 +63,13 @@ class Watcher(threading.Thread):
 def measure(point: dict[str, Any], engine: str) -> dict[str, Any]:
     """The best of a few rounds, after one to warm up, and the peak memory of all of them."""
     side = 64 if point["model"] == "resnet18" else 32
-    # All clients have the same images: what is measured is the engine, not the data.
-    images = torch.from_numpy(np.random.default_rng(0).normal(size=(IMAGES, 3, side, side)).astype(np.float32))
-    examples = Examples(images, torch.arange(IMAGES) % 10)
+    total = IMAGES * point["clients"]
+    images = torch.from_numpy(np.random.default_rng(0).integers(256, size=(total, 3, side, side), dtype=np.uint8))
+    examples = Examples(images, torch.arange(total) % 10)
     options: Any = {"engine": engine, "compute": ComputeOptions(convolution="channels-last")}
     config = Config(cohort=point["cohort"], client=ClientOptions(batch_size=32), threads=1, device="cpu", **options)
-    task = Task(getattr(models, point["model"])(), mqat(), Data(examples, examples), [np.arange(IMAGES)] * point["clients"])
+    task = Task(getattr(models, point["model"])(), mqat(), Data(examples, Examples(images[:8], examples.y[:8])),
+                np.split(np.arange(total), point["clients"]))
     training = Training(task, config)
     _, state, table = training.start()
     step = training._client_step(state, table)
@@ -121,7 +122,7 @@ def main() -> None:
             print(f"{point['axis']:8s} {point['model']:9s} clients {point['clients']:5d} cohort {point['cohort']:5d} {engine:11s}"
                   f" {rows[-1]['seconds']:8.3f} s {rows[-1]['peak_mib']:7.0f} MiB", flush=True)
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    facts = {"date": time.strftime("%Y-%m-%d"), "environment": environment(), "work": f"{IMAGES} images a client, batch 32, MQAT",
+    facts = {"date": time.strftime("%Y-%m-%d"), "environment": environment(), "work": f"{IMAGES} images a client, batch 32, MQAT, 1 local epoch",
              "points": rows}
     given.out.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
     plot(rows, given.out.with_suffix(".svg"))
