@@ -119,10 +119,11 @@ def main() -> None:
             done = subprocess.run([sys.executable, __file__, "--point", json.dumps(point), "--engines", engine], text=True,
                                   capture_output=True, check=True)
             rows.append(json.loads(done.stdout))
-            print(f"{point['axis']:8s} {point['model']:9s} clients {point['clients']:5d} cohort {point['cohort']:5d} {engine:11s}"
-                  f" {rows[-1]['seconds']:8.3f} s {rows[-1]['peak_mib']:7.0f} MiB", flush=True)
+            print(f"{point['axis']:8s} {point['model']:9s} clients {point['clients']:5d} cohort {point['cohort']:5d} "
+                  f"{engine:11s} {rows[-1]['seconds']:8.3f} s {rows[-1]['peak_mib']:7.0f} MiB", flush=True)
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    facts = {"date": time.strftime("%Y-%m-%d"), "environment": environment(), "work": f"{IMAGES} images a client, batch 32, MQAT, 1 local epoch",
+    facts = {"date": time.strftime("%Y-%m-%d"), "environment": environment(), "load": os.getloadavg(),
+             "work": f"{IMAGES} images a client, batch 32, MQAT, 1 local epoch",
              "points": rows}
     given.out.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
     plot(rows, given.out.with_suffix(".svg"))

@@ -53,7 +53,9 @@ class Contestant:
         self.log = log
 
     def round(self) -> None:
-        assert self.process and self.process.stdin and self.process.stdout
+        assert self.process
+        assert self.process.stdin
+        assert self.process.stdout
         before = tree_seconds(self.process.pid)
         try:
             self.process.stdin.write("\n")
@@ -143,13 +145,15 @@ def contestants(model: str, folder: Path) -> list[Contestant]:
     def peer(name: str) -> list[str]:
         return [str(folder / name / "bin/python")]
 
-    ours = [Contestant(f"anybit {variant}, processes", here + script("anybit_run.py", variant, "processes", "channels-last", "1"),
-                       ours=True) for variant in ("baseline", "mqat")]
-    ours.append(Contestant("anybit baseline, sequential, 1 thread",
-                           here + script("anybit_run.py", "baseline", "sequential", "channels-last", "1"), ours=True))
+    def own(variant: str, engine: str) -> Contestant:
+        return Contestant(f"anybit {variant}, {engine}",
+                          here + script("anybit_run.py", variant, engine, "channels-last", "1"), ours=True)
+
+    ours = [own("baseline", "processes"), own("mqat", "processes"), own("baseline", "sequential")]
     plain = [Contestant(f"plain PyTorch loop, {many} threads", here + script("plain.py", many)),
              Contestant("plain PyTorch loop, 1 thread", here + script("plain.py", "1")),
-             Contestant(f"plain PyTorch loop, {many} threads, channels last", here + script("plain.py", many, "channels-last"))]
+             Contestant(f"plain PyTorch loop, {many} threads, channels last",
+                        here + script("plain.py", many, "channels-last"))]
     torchrun = [str(folder / "pfl/bin/torchrun"), "--nproc-per-node", many]
     others = [Contestant(f"pfl 0.6.0, {many} processes", torchrun + script("pfl_run.py", "1")),
               Contestant(f"pfl 0.6.0, 1 process, {many} threads", peer("pfl") + script("pfl_run.py", many)),
@@ -186,7 +190,8 @@ def ratios(table: list[dict[str, Any]]) -> dict[str, float]:
     peers = [row for row in good if not row["ours"]]
     mqat = next((row for row in good if "mqat" in row["name"]), mine)
     return {**{key: min(p[key] for p in peers) / mine[key] for key in ("median", "best", "cpu_median")},
-            "mqat_over_baseline": mqat["best"] / mine["best"], "mqat_over_baseline_cpu": mqat["cpu_median"] / mine["cpu_median"]}
+            "mqat_over_baseline": mqat["best"] / mine["best"],
+            "mqat_over_baseline_cpu": mqat["cpu_median"] / mine["cpu_median"]}
 
 
 def plot(results: dict[str, Any], path: Path) -> None:

@@ -24,12 +24,12 @@ def rounds_per_second(ranks: int, rounds: int) -> float:
     """Of a quickstart run, from its timing.jsonl without the first rounds."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
-        command = ["-m", "anybit", "run", "quickstart/mqat", f"rounds={rounds}", "engine=sequential", "evaluation.every=10000",
-                   "evaluation.sites=[]", "evaluation.bits=[4]", "--quiet", "--path", str(path)]
+        command = ["-m", "anybit", "run", "quickstart/mqat", f"rounds={rounds}", "engine=sequential",
+                   "evaluation.every=10000", "evaluation.sites=[]", "evaluation.bits=[4]", "--quiet", "--path", str(path)]
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run([sys.executable, *launch, *command], check=True, capture_output=True, env=environ)
-        seconds = [json.loads(line)["seconds"] for line in (path / "timing.jsonl").read_text().splitlines()]
+        seconds: list[float] = [json.loads(line)["seconds"] for line in (path / "timing.jsonl").read_text().splitlines()]
     return 1 / median(seconds[2:-1])
 
 

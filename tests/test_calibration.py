@@ -55,7 +55,8 @@ def test_the_fastest_is_chosen_said_and_remembered(task: Task, counted: list[Can
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"x": 3', '{"KEY": {"engine": "warp"}}', '{"KEY": 7}'])
-def test_a_damaged_cache_is_ignored_and_rewritten(task: Task, counted: list[Candidate], tmp_path: Path, content: str) -> None:
+def test_a_damaged_cache_is_ignored_and_rewritten(task: Task, counted: list[Candidate], tmp_path: Path,
+                                                  content: str) -> None:
     key = calibration._key(Config(cohort=3), task)
     (tmp_path / calibration.FILE).write_text(content.replace("KEY", key))
     assert calibrated(Config(cohort=3), task).engine == "processes"
