@@ -65,8 +65,8 @@ def test_a_damaged_cache_is_ignored_and_rewritten(task: Task, counted: list[Cand
 
 def test_nothing_is_measured_where_the_choice_is_made_or_does_not_pay(task: Task, counted: list[Candidate],
                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    for config in (Config(cohort=3, engine="stacked"), Config(cohort=3, threads=1)):
-        assert calibrated(config, task) == config
+    given = Config(cohort=3, engine="stacked")
+    assert calibrated(given, task) == given
     assert not counted
     short = Config(cohort=3, rounds=2)
     assert calibrated(short, task) == short
@@ -74,6 +74,12 @@ def test_nothing_is_measured_where_the_choice_is_made_or_does_not_pay(task: Task
     monkeypatch.setenv("ANYBIT_CALIBRATION", "off")
     assert calibrated(Config(cohort=3), task) == Config(cohort=3)
     assert len(counted) == 1
+
+
+def test_threads_that_the_user_names_are_kept(task: Task, counted: list[Candidate]) -> None:
+    assert calibrated(Config(cohort=3, threads=1), task).threads == 1
+    assert {c.threads for c in counted} == {1}
+    assert len(counted) == len(set(counted)) + 1  # the first one is measured once to see whether it pays
 
 
 def test_another_engine_must_be_clearly_faster() -> None:

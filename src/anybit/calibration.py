@@ -71,7 +71,7 @@ class Measured:
 
 def calibrated(config: Config, task: Task, say: Callable[[str], None] = lambda text: None) -> Config:
     """The config with its engine chosen, where it leaves the choice open and measuring pays."""
-    open_choice = config.engine == "auto" and config.threads is None and config.compute.convolution is None
+    open_choice = config.engine == "auto" and config.compute.convolution is None
     if not open_choice or pick_device(config.device).type != "cpu" or world() > 1 or os.environ.get(SWITCH) == "off":
         return config
     key = _key(config, task)
@@ -106,6 +106,10 @@ def measure(config: Config, task: Task, budget: float = BUDGET, quick: bool = Fa
         for candidate in _candidates(task.model, table, cores if config.cohort > 1 else 1):
             if table and (quick or time.perf_counter() - started > budget):
                 break
+            if config.threads is not None:
+                candidate = replace(candidate, threads=config.threads)
+            if any(m.candidate == candidate for m in table):
+                continue
             table.append(Measured(candidate, _seconds(config, task, candidate, cores)))
             yield table[-1]
     finally:
