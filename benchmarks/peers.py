@@ -24,7 +24,7 @@ from anybit.environment import environment
 
 SIDE = Path(__file__).parent / "peers_side"
 RESULTS = Path(__file__).parents[1] / "results" / "performance"
-SAMPLES = 5000
+IMAGES = 500
 CORES = os.cpu_count() or 1
 TORCH = "torch==2.13.0"
 PACKAGES = {"flower": [TORCH, "flwr[simulation]==1.41.0"], "pfl": [TORCH, "pfl[pytorch]==0.6.0"],
@@ -43,11 +43,13 @@ class Contestant:
     seconds: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
     error: str = ""
+    samples: int = 0
 
-    def start(self, log: Path) -> None:
+    def start(self, log: Path, clients: int) -> None:
         source = str(Path(__file__).parents[1] / "src")
         paths = os.pathsep.join([source, str(SIDE)])
-        variables = {**os.environ, "PYTHONPATH": paths}
+        variables = {**os.environ, "PYTHONPATH": paths, "CLIENTS": str(clients)}
+        self.samples = clients * IMAGES
         self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         stderr=open(log, "w"), env=variables)  # noqa: SIM115
         self.log = log
@@ -65,8 +67,8 @@ class Contestant:
             last = [line for line in self.log.read_text().splitlines() if "Error" in line] or ["ended"]
             self.error = last[-1].strip()[:200]
             return
-        if answer["samples"] != SAMPLES:
-            self.error = f"trained {answer['samples']} samples, not {SAMPLES}"
+        if answer["samples"] != self.samples:
+            self.error = f"trained {answer['samples']} samples, not {self.samples}"
             return
         if not self.first:
             self.first = answer["seconds"]
@@ -163,16 +165,17 @@ def contestants(model: str, folder: Path) -> list[Contestant]:
     return [*ours, *plain, *others]
 
 
-def compete(model: str, folder: Path, rounds: int, missing: dict[str, str]) -> list[dict[str, Any]]:
+def compete(model: str, given: argparse.Namespace, missing: dict[str, str]) -> list[dict[str, Any]]:
     """Start everybody, one round each to warm up, then rounds in turn."""
-    field_ = contestants(model, folder)
+    folder: Path = given.folder
+    field_ = [c for c in contestants(model, folder) if any(text in c.name for text in given.only)]
     for number, one in enumerate(field_):
         absent = next((f"not installed: {e}" for p, e in missing.items() if f"/{p}/" in one.command[0]), "")
         one.error = absent
         if not absent:
-            one.start(folder / f"{model}-{number}.log")
+            one.start(folder / f"{model}-{number}.log", given.clients)
             one.round()
-    for _ in range(rounds):
+    for _ in range(given.rounds):
         for one in field_:
             if not one.error:
                 one.round()
@@ -213,6 +216,8 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--folder", type=Path, required=True, help="where the peers' environments are or shall be")
     options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--clients", type=int, default=10, help="clients a round")
+    options.add_argument("--only", nargs="+", default=[""], help="contestants whose name has one of these texts")
     options.add_argument("--models", nargs="+", default=["lenet", "resnet20", "lenet5"])
     options.add_argument("--out", type=Path, default=RESULTS / "peers-cpu")
     given = options.parse_args()
@@ -220,11 +225,12 @@ def main() -> None:
     missing, results = environments(given.folder), dict[str, Any]()
     for model in given.models:
         print(model, flush=True)
-        table = compete(model, given.folder, given.rounds, missing)
+        table = compete(model, given, missing)
         results[model] = {"table": table, "ratio": ratios(table), "load": os.getloadavg()}
         print("  " + "  ".join(f"{k} {v:.2f}" for k, v in results[model]["ratio"].items()), flush=True)
         given.out.parent.mkdir(parents=True, exist_ok=True)
-        facts = {"date": time.strftime("%Y-%m-%d"), "work": "10 clients × 500 images 3×32×32, batch 64, 1 epoch, SGD 0.05",
+        facts = {"date": time.strftime("%Y-%m-%d"), "rounds": given.rounds,
+                 "work": f"{given.clients} clients × {IMAGES} images 3×32×32, batch 64, 1 epoch, SGD 0.05",
                  "environment": environment(), "packages": PACKAGES, "models": results}
         given.out.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
     plot(results, given.out.with_suffix(".svg"))

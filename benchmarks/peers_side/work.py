@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-CLIENTS, IMAGES, BATCH, LR = 10, 500, 64, 0.05
+CLIENTS, IMAGES, BATCH, LR = int(os.environ.get("CLIENTS", "10")), 500, 64, 0.05
 _OUT = os.dup(1)
 
 
