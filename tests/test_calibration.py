@@ -29,7 +29,7 @@ def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
     """Every measurement is made up, and noted; the cache is an empty folder."""
     seen: list[Candidate] = []
 
-    def seconds(config: Config, task: Task, candidate: Candidate, cores: int) -> float:
+    def seconds(config: Config, task: Task, candidate: Candidate) -> float:
         seen.append(candidate)
         return SPEEDS[candidate.engine] * (0.5 if candidate.convolution == "channels-last" else 1.0) * candidate.threads
 

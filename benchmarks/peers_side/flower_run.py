@@ -8,6 +8,7 @@ from typing import Any
 
 os.environ.update(FLWR_TELEMETRY_ENABLED="0", RAY_DEDUP_LOGS="0", RAY_USAGE_STATS_ENABLED="0")
 
+import ray
 import torch
 import work
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -44,6 +45,7 @@ class Paced(FedAvg):
         try:
             next(self.lines)
         except StopIteration:
+            ray.shutdown()
             os._exit(0)
         self.timer.start()
         return super().configure_train(*arguments, **named)

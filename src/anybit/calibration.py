@@ -23,7 +23,7 @@ from torch import nn
 from anybit.config import Config, Convolution, EngineName
 from anybit.data import cache
 from anybit.engines.ranks import world
-from anybit.environment import environment
+from anybit.environment import cores, environment
 from anybit.errors import AnybitError
 from anybit.federated.algorithm import State, client_update
 from anybit.federated.cohort import Cohort, build_cohort, sample_clients
@@ -40,6 +40,8 @@ SHORT_RUN = 30.0
 BUDGET = 8.0
 """Seconds after which no further candidate is tried."""
 _STEPS = 2
+_LONG = 1.0
+"""Seconds of a first measurement after which it is not repeated."""
 _CLEARLY = 0.9
 """Another engine than the sequential one must be this much faster: it is the simplest and needs the least memory."""
 
@@ -101,39 +103,39 @@ def best(table: list[Measured]) -> Measured:
 def measure(config: Config, task: Task, budget: float = BUDGET, quick: bool = False) -> Iterator[Measured]:
     """Seconds per round of each candidate, the default first; with `quick` that one alone."""
     started, table = time.perf_counter(), list[Measured]()
-    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    threads, many = torch.get_num_threads(), cores()
     try:
-        for candidate in _candidates(task.model, table, cores if config.cohort > 1 else 1):
+        for candidate in _candidates(task.model, table, many if config.cohort > 1 else 1):
             if table and (quick or time.perf_counter() - started > budget):
                 break
             if config.threads is not None:
                 candidate = replace(candidate, threads=config.threads)
             if any(m.candidate == candidate for m in table):
                 continue
-            table.append(Measured(candidate, _seconds(config, task, candidate, cores)))
+            table.append(Measured(candidate, _seconds(config, task, candidate)))
             yield table[-1]
     finally:
         torch.set_num_threads(threads)
 
 
-def _candidates(model: nn.Module, table: list[Measured], cores: int) -> Iterator[Candidate]:
+def _candidates(model: nn.Module, table: list[Measured], many: int) -> Iterator[Candidate]:
     """Convolutions first, on one thread; then every other engine with the best of them."""
     yield Candidate("sequential", 1, "default")
     if any(isinstance(m, nn.Conv2d) for m in model.modules()):
         yield Candidate("sequential", 1, "channels-last")
         yield Candidate("sequential", 1, "no-onednn")
     kernels = min(table, key=lambda m: m.seconds).candidate.convolution
-    if cores > 1:
+    if many > 1:
         yield Candidate("processes", 1, kernels)
-        yield Candidate("sequential", cores, kernels)
+        yield Candidate("sequential", many, kernels)
     yield Candidate("stacked", 1, "no-onednn" if kernels == "no-onednn" else "default")
 
 
-def _seconds(config: Config, task: Task, candidate: Candidate, cores: int) -> float:
+def _seconds(config: Config, task: Task, candidate: Candidate) -> float:
     """The time of a few steps of a few clients, per image, times the images of a round."""
     quiet = replace(config, ranges=replace(config.ranges, learned=False), device="cpu")
     training = Training(task, candidate.apply(quiet))
-    cohort = _probe(config, task, {"sequential": 1, "processes": cores}.get(candidate.engine, 4))
+    cohort = _probe(config, task, {"sequential": 1, "processes": cores()}.get(candidate.engine, 4))
     state, table = State(trainable(task.model), {}), _some_steps(training)
     step = training._client_step(state, table)
 
@@ -144,8 +146,8 @@ def _seconds(config: Config, task: Task, candidate: Candidate, cores: int) -> fl
         return time.perf_counter() - before
 
     with convolution(candidate.convolution), _closing(training):
-        once()
-        seconds = min(once(), once())
+        first = once()
+        seconds = first if first > _LONG else min(once(), once())
     mean = sum(len(index) for index in task.split) / len(task.split)
     return seconds / float(cohort.counts.sum()) * mean * config.client.epochs * min(config.cohort, len(task.split))
 
@@ -175,7 +177,7 @@ def _some_steps(training: Training) -> StepTable:
 def _key(config: Config, task: Task) -> str:
     """What a measurement depends on."""
     facts = environment()
-    about = {"cpu": facts["cpu"], "cores": sorted(os.sched_getaffinity(0)), "torch": facts["torch"],
+    about = {"cpu": facts["cpu"], "cores": cores(), "torch": facts["torch"],
              "anybit": facts["anybit"], "model": [(n, list(p.shape)) for n, p in task.model.named_parameters()],
              "layers": [type(m).__name__ for m in task.model.modules()], "input": list(task.data.train.x.shape[1:]),
              "batch": config.client.batch_size, "cohort": config.cohort, "variant": [task.variant.name, task.variant.sites]}

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from anybit.engines.base import Engine, Part, Tensors, alone
 from anybit.engines.sharing import Layout, Shared
 from anybit.engines.worker import Done, Failed, Job, Worker, pack, start
+from anybit.environment import cores
 from anybit.errors import AnybitError, EngineError, MissingExtra
 
 RESULT_BYTES = 1 << 28
@@ -30,7 +31,7 @@ class Processes(Engine):
     """`workers` processes of one thread; memory holds a bounded number of deltas, whatever the cohort."""
 
     def __init__(self, workers: int | None = None) -> None:
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.workers = workers or cores()
         self._running: list[Worker] = []
         self._job: Job | None = None
 
