@@ -51,7 +51,7 @@ class Contestant:
         variables = {**os.environ, "PYTHONPATH": paths, "CLIENTS": str(clients)}
         self.samples = clients * IMAGES
         self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                        stderr=open(log, "w"), env=variables)  # noqa: SIM115
+                                        stderr=open(log, "w"), env=variables, start_new_session=True)  # noqa: SIM115
         self.log = log
 
     def round(self) -> None:
