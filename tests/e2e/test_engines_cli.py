@@ -116,6 +116,15 @@ def test_a_killed_rank_ends_the_job_and_one_process_resumes(anybit: Anybit, home
     assert (home / "run/config.json").read_text() == config
 
 
+def test_a_signal_to_one_rank_stops_all_of_them_after_the_same_round(home: Path) -> None:
+    process = start(home, "run", "quickstart/mqat", *LONG, *RANKS, "--path", "run", ranks=2)
+    wait_for(home / "run/metrics.jsonl", process, 3)
+    os.kill(children(process.pid)[-1], signal.SIGTERM)
+    _, errors = process.communicate(timeout=100)
+    assert "continue with: anybit resume run" in errors
+    assert "lost the others" not in errors
+
+
 def test_a_signal_to_torchrun_saves_and_another_number_of_ranks_resumes(home: Path) -> None:
     settings = [*TINY, "rounds=60", "evaluation.every=100", "checkpoint_every=1000"]
     process = start(home, "run", "quickstart/mqat", *settings, "rounds=4000", *RANKS, "--path", "run", ranks=2)
