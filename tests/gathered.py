@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anybit.engines import Engine, Sequential, Stacked
+from anybit.engines import Engine, Processes, Sequential, Stacked
 from anybit.federated.algorithm import Tensors, client_update
 from anybit.federated.cohort import Cohort
 
-ENGINES: dict[str, Engine] = {"sequential": Sequential(), "stacked": Stacked(1000), "stacked in chunks": Stacked(3)}
+ENGINES: dict[str, Engine] = {"sequential": Sequential(), "stacked": Stacked(1000), "stacked in chunks": Stacked(3),
+                              "processes": Processes(2)}
 
 
 def gathered(engine: Engine, client_step: Callable[..., Any], w: Tensors, steps: Tensors,

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from anybit.build import build_task
+from anybit.calibration import calibrated
 from anybit.config import ClientOptions, Component, Config, EngineName, EvaluationOptions, RangeOptions
 from anybit.data.examples import Data, Examples, Pipeline, as_examples
 from anybit.environment import environment
 from anybit.errors import ConfigError, DataError, ModelError, RunError
 from anybit.evaluation import Evaluator, Score
 from anybit.federated.server import ServerOptions
-from anybit.folder import RunFolder
+from anybit.folder import Follower, RunFolder
 from anybit.objective import PerExample, accuracy, cross_entropy
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
@@ -66,15 +67,20 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
                     variant=Component(OBJECT, {"is": variant.name}), rounds=rounds, cohort=cohort, seed=seed,
                     weighting=weighting, client=client, server=server, sites=sites, ranges=ranges, evaluation=evaluation,
                     engine=engine, device=device, checkpoint_every=checkpoint_every)
-    training = Training(task, config, Watch(on_round=on_round) if on_round else Watch())
+    folder = RunFolder.open(Path(path)) if path is not None and resume else None
+    if folder:
+        stored = read(Config, folder.config())
+        kept = replace(config, engine=stored.engine, threads=stored.threads, compute=stored.compute)
+        if plain(kept) != folder.config() or engine not in ("auto", stored.engine):
+            raise RunError(f"{path} holds a run with another config: start a new one in another folder")
+    training = Training(task, kept if folder else calibrated(config, task),
+                        Watch(on_round=on_round) if on_round else Watch())
     if path is None:
         return _fitted(task, training.train())
-    if resume:
-        folder = RunFolder.open(Path(path))
-        if folder.config() != plain(config):
-            raise RunError(f"{path} holds a run with another config: start a new one in another folder")
-    else:
-        folder = RunFolder.create(Path(path), plain(config), environment())
+    if not training.engine.leads:
+        folder = Follower(Path(path))
+    elif folder is None:
+        folder = RunFolder.create(Path(path), plain(training.config), environment())
         folder.save_split(split)
     with folder.locked():
         return _fitted(task, training.train(folder, resume))

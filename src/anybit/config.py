@@ -15,8 +15,9 @@ from anybit.quant.sites import SiteOptions
 from anybit.schema import read
 from anybit.variants import Steps
 
-EngineName = Literal["auto", "sequential", "stacked"]
+EngineName = Literal["auto", "sequential", "stacked", "processes"]
 Precision = Literal["tf32", "fp32", "bf16"]
+Convolution = Literal["default", "no-onednn", "channels-last"]
 
 
 def _at_least(least: float, **values: float) -> None:
@@ -107,10 +108,16 @@ class ComputeOptions:
     """Compile the client step on a GPU; none: when the run is long enough for it to pay."""
     chunk: int | None = None
     """Clients that the stacked engine computes at once; fewer need less memory."""
+    convolution: Convolution | None = None
+    """Kernels of convolutions on a CPU: torch's default (oneDNN), without oneDNN, or oneDNN with the channel last in
+    memory (sequential and processes engines)."""
+    workers: int | None = None
+    """Worker processes of the processes engine; none: one per core."""
 
     def __post_init__(self) -> None:
-        if self.chunk is not None:
-            _at_least(1, **{"compute.chunk": self.chunk})
+        for name, value in (("chunk", self.chunk), ("workers", self.workers)):
+            if value is not None:
+                _at_least(1, **{f"compute.{name}": value})
 
 
 @dataclass(frozen=True)

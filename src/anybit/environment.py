@@ -22,6 +22,11 @@ def version(package: str) -> str | None:
         return None
 
 
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def environment() -> dict[str, Any]:
     """Versions of what computes, and the machine's kind."""
     return {"anybit": version("anybit") or "not installed", "python": platform.python_version(),

@@ -28,6 +28,10 @@ class RunError(AnybitError):
     """A run folder cannot be used as asked."""
 
 
+class EngineError(AnybitError):
+    """A client, a worker process or a rank failed while a round was computed."""
+
+
 class MissingExtra(AnybitError):
     """An optional dependency is not installed."""
 

@@ -201,3 +201,24 @@ class RunFolder:
 
     def steps(self) -> Any:
         return read_json(self.file("steps.json"))
+
+
+class Follower(RunFolder):
+    """A run that another process writes: it can be read, and everything else does nothing."""
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        yield
+
+    def append(self, log: str, entry: Mapping[str, Any]) -> None: ...
+
+    def clear_logs(self) -> None: ...
+
+    def rewind_logs(self, checkpoint: Checkpoint) -> None: ...
+
+    def save_split(self, split: Sequence[np.ndarray]) -> None: ...
+
+    def save_checkpoint(self, round: int, state: State, table: StepTable) -> Path:
+        return self.path
+
+    def save_result(self, w: Mapping[str, Tensor], table: StepTable, evaluation: Mapping[str, Any]) -> None: ...

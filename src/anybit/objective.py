@@ -12,6 +12,7 @@ from anybit.data.examples import Data
 from anybit.errors import ConfigError
 from anybit.federated.algorithm import LOG_STEP, Loss, Tensors
 from anybit.federated.cohort import Batch
+from anybit.quant.alone import Alone
 from anybit.quant.grid import limits
 from anybit.quant.ranges import StepTable, all_bits
 from anybit.quant.sites import bind, observed, quantizers, weight_sites
@@ -32,26 +33,32 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExample,
-                step_scale: Mapping[str, Tensor], bf16: bool = False) -> Loss:
+                step_scale: Mapping[str, Tensor], bf16: bool = False, alone: Alone | None = None) -> Loss:
     """f*(w; ξ) at a width: mean loss over the real rows of the batch with quantized tensors, plus the penalties.
 
-    With bf16, layers compute in bfloat16 (autocast); weights, their quantization and the loss stay in float32.
+    With bf16, layers compute in bfloat16 (autocast); weights, their quantization and the loss stay in float32. With
+    `alone` for one client outside any transform, which is cheaper.
     """
     parameter_of = weight_sites(prepared)
 
     def value(w: Tensors, steps: Tensors, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
         parameters = {n: p for n, p in w.items() if not n.startswith(LOG_STEP)}
-        steps = {**steps, **_learned_steps(w, steps, step_scale)}
-        tensors = parameters | bind(prepared, steps, width, rows=xi.rows, key=xi.key, count=xi.step)
+        if step_scale:
+            steps = {**steps, **_learned_steps(w, steps, step_scale)}
         inputs = data.pipeline.augmented(data.train.x[xi.index], xi.key, xi.step)
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
-            outputs = torch.func.functional_call(prepared, tensors, (inputs,))
+            if alone is not None:
+                outputs, watched = alone(parameters, steps, width, inputs, rows=xi.rows, key=xi.key, count=xi.step)
+            else:
+                tensors = parameters | bind(prepared, steps, width, rows=xi.rows, key=xi.key, count=xi.step)
+                outputs = torch.func.functional_call(prepared, tensors, (inputs,))
+                watched = observed(tensors)
         each = loss(outputs.float() if bf16 else outputs, data.train.y[xi.index])
         if each.shape != xi.rows.shape:
             raise ConfigError(f"loss must return one value per example, shape {tuple(xi.rows.shape)}, but returned "
                               f"{tuple(each.shape)}: use reduction='none'")
         mean = (each * xi.rows).sum() / xi.rows.sum().clamp_min(1)
-        seen = Weights(parameters, {site: parameters[name] for site, name in parameter_of.items()}, observed(tensors))
+        seen = Weights(parameters, {site: parameters[name] for site, name in parameter_of.items()}, watched)
         return mean + sum((penalty(seen) for penalty in variant.penalties), mean.new_zeros(())), mean.detach()
 
     return value

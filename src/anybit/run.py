@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,17 +13,30 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anybit.config import Config, EngineName, Precision
+from anybit.config import Config, Convolution, EngineName, Precision
 from anybit.data.examples import Data, check_labels, check_split
-from anybit.engines import Engine, Sequential, Stacked
-from anybit.errors import ConfigError, Diverged, Interrupted, ModelError
+from anybit.engines import Engine, Processes, Ranks, Sequential, Stacked
+from anybit.engines.ranks import own_device, world
+from anybit.errors import ConfigError, Diverged, EngineError, Interrupted, ModelError
 from anybit.evaluation import Evaluator, calibration_images
-from anybit.federated.algorithm import LOG_STEP, ClientStep, State, Tensors, client_weighting, federated_round, sgd_step
+from anybit.federated.algorithm import (
+    LOG_STEP,
+    ClientStep,
+    LocalStep,
+    State,
+    Tensors,
+    client_weighting,
+    federated_round,
+    mean_delta,
+    sgd_step,
+    sgd_step_alone,
+)
 from anybit.federated.cohort import Cohort, build_cohort, sample_clients
 from anybit.federated.server import server
 from anybit.folder import RunFolder
 from anybit.kernels import has_kernels, use_kernels
 from anybit.objective import PerExample, accuracy, client_loss, cross_entropy, learned_step_scale
+from anybit.quant.alone import Alone
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import prepare, quantizers
@@ -94,8 +108,20 @@ COMPILED_FROM = 500
 
 
 def open_engine(config: Config, device: torch.device) -> Engine:
-    """The engine that a config names."""
-    if pick_engine(config.engine, device) == "sequential":
+    """The engine that a config names; under torchrun it has a share of every cohort."""
+    engine = _local_engine(config, device)
+    return Ranks(engine, device) if world() > 1 else engine
+
+
+def _local_engine(config: Config, device: torch.device) -> Engine:
+    name = pick_engine(config.engine, device)
+    if name == "processes":
+        if world() > 1:
+            raise ConfigError("engine = 'processes' under torchrun: ranks are processes already, use engine=sequential")
+        if device.type != "cpu":
+            raise ConfigError(f"engine = 'processes' computes on a CPU, not on {device}: use device=cpu or engine=stacked")
+        return Processes(config.compute.workers)
+    if name == "sequential":
         return Sequential()
     chunk, on_gpu = config.compute.chunk or config.cohort, device.type == "cuda"
     compiled = config.compute.compile if config.compute.compile is not None else config.rounds >= COMPILED_FROM
@@ -105,6 +131,16 @@ def open_engine(config: Config, device: torch.device) -> Engine:
 def set_precision(precision: Precision) -> None:
     """Let a GPU's matrix units take float32 as TF32 (10 bits of mantissa), unless exact products are asked for."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+
+
+@contextmanager
+def convolution(backend: Convolution | None) -> Iterator[None]:
+    """Convolutions on a CPU with or without oneDNN; channels-last is up to whoever lays out the tensors."""
+    before, *_ = torch.backends.mkldnn.set_flags(backend != "no-onednn", _fp32_precision=None)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.set_flags(before, _fp32_precision=None)  # type: ignore[no-untyped-call]
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:
@@ -124,7 +160,7 @@ class Training:
         self.folder = folder
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        self.device = pick_device(config.device)
+        self.device = own_device(pick_device(config.device))
         set_precision(config.compute.precision)
         self.kernels = self.device.type == "cuda" and config.compute.precision != "fp32" and has_kernels()
         self.engine = open_engine(config, self.device)
@@ -203,7 +239,16 @@ class Training:
 
     def train(self, folder: RunFolder | None = None, resume: bool = False) -> Trained:
         """Train to the end, evaluate the full grid, and (with a folder) write everything down."""
-        self.begin(folder, resume)
+        try:
+            with convolution(self.config.compute.convolution):
+                self.begin(folder, resume)
+                return self._train()
+        except EngineError as error:
+            raise EngineError(f"{error}{self._last_good()}") from error
+        finally:
+            self.engine.close()
+
+    def _train(self) -> Trained:
         client_step = self.client_step()
         program, cohort = self.engine.prepare(self._round(client_step)), self.cohort(self.round)
         while not self.ended:
@@ -232,17 +277,18 @@ class Training:
         loss = self._mean_loss(losses, cohort)
         self.round, self.state = self.round + 1, state
         evaluation = None
-        if self.ended or self.round % self.config.evaluation.every == 0:
+        if self.engine.leads and (self.ended or self.round % self.config.evaluation.every == 0):
             evaluation = self.evaluator.own(weights(state), learned_table(state, self.table))
         self._log({"round": self.round, "loss": loss, **({"evaluation": evaluation} if evaluation else {})})
         seconds = (time.perf_counter() - started) / runs
         if self.folder:
             self.folder.append("timing", {"round": self.round, "seconds": seconds})
         self.watch.on_round(Progress(self.round, self.config.rounds, loss, evaluation, seconds))
-        stop = self.watch.stop and not self.ended
+        stop = self.engine.agree(self.watch.stop) and not self.ended
         if self.folder and (self.ended or stop or self.round % self.config.checkpoint_every == 0):
             self.folder.save_checkpoint(self.round, state, self.table)
         if stop:
+            self.engine.agree(stop)
             raise Interrupted(self._stopped(self.round))
 
     def _stopped(self, round: int) -> str:
@@ -259,10 +305,12 @@ class Training:
         if config.ranges.learned:
             seen = activation_ranges(self.model, config.sites, trainable(self.model), self.evaluator.images)
             scale = learned_step_scale(prepared, self.state.w, {n: r.features for n, r in seen.items()}, self.table)
-        loss = client_loss(prepared, self.task.variant, self.data, self.task.loss, scale,
-                           config.compute.precision == "bf16")
+        loss = functools.partial(client_loss, variant=self.task.variant, data=self.data, loss=self.task.loss,
+                                 step_scale=scale, bf16=config.compute.precision == "bf16")
         lr = {n: config.client.step_lr if n.startswith(LOG_STEP) else config.client.lr for n in self.state.w}
-        return functools.partial(sgd_step, loss=loss, lr=lr)
+        single = Alone(self._prepared(), config.compute.convolution == "channels-last")
+        return LocalStep(functools.partial(sgd_step, loss=loss(prepared), lr=lr),
+                         functools.partial(sgd_step_alone, loss=loss(single.model, alone=single), lr=lr, lay=single.lay))
 
     def _round(self, client_step: ClientStep) -> Callable[[State, Any], tuple[State, Tensor]]:
         """(state, (steps, cohort, weighting)) → (state, losses): one round as a function of tensors."""
@@ -270,7 +318,9 @@ class Training:
 
         def round(state: State, inputs: tuple[Tensors, Cohort, Tensor]) -> tuple[State, Tensor]:
             steps, cohort, weighting = inputs
-            return federated_round(state, steps, cohort, client_step, server, self.engine.map_clients, weighting)
+            together = functools.partial(self.engine.combine, w=state.w, cohort=cohort)
+            return federated_round(state, steps, cohort, client_step, server, self.engine.map_clients, weighting,
+                                   functools.partial(mean_delta, together=together))
         return round
 
     def cohort(self, round: int) -> Cohort:
@@ -306,6 +356,9 @@ class Training:
     def finish(self) -> Trained:
         """The full grid. The steps that are kept are the ones the model is meant to be quantized with: its own."""
         w, table = weights(self.state), learned_table(self.state, self.table)
+        if not self.engine.leads:
+            self.engine.agree(False)
+            return Trained(w, table, {}, self.metrics)
         self.watch.on_message("evaluating at all widths")
         own = self.evaluator.table(w, table, self.evaluator.own_steps)
         metric = getattr(self.task.metric, "__name__", "metric")
@@ -316,6 +369,7 @@ class Training:
             evaluation["mixed"] = self.evaluator.mixed(w, own)
         if self.folder:
             self.folder.save_result(w, own, evaluation)
+        self.engine.agree(False)
         return Trained(w, own, evaluation, self.metrics)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -121,16 +121,40 @@ def _print_comparison(comparison: Comparison) -> None:
     print(f"\n{paper_text.agreement(comparison.tables)} Beyond that: !, doubted: ?")
 
 
-def doctor(json: Json = False, debug: Debug = False) -> None:
-    """Say what this machine has, and what is missing for what."""
+def doctor(engines: Annotated[bool, typer.Option("--engines", help="Measure every engine on LeNet-5 and ResNet-20.")
+                              ] = False,
+           json: Json = False, debug: Debug = False) -> None:
+    """Say what this machine has, what is missing for what, and (with --engines) which engine is fast here."""
+    from anybit.data.cache import home
     from anybit.environment import EXTRAS, environment, version
 
-    facts = environment()
+    facts = {**environment(), "cache": str(home())}
     extras = {extra: {package: version(package) for package in packages} for extra, packages in EXTRAS.items()}
+    if not json:
+        print_table(["environment", ""], [[name, str(value)] for name, value in facts.items()])
+        print_table(["extra", "packages"],
+                    [[extra, ", ".join(f"{p} {v}" if v else f"{p} missing: pip install 'anybit[{extra}]'"
+                                       for p, v in packages.items())] for extra, packages in extras.items()])
+    table = _engines() if engines else []
     if json:
-        print_json({"environment": facts, "extras": extras})
-        return
-    print_table(["environment", ""], [[name, str(value)] for name, value in facts.items()])
-    print_table(["extra", "packages"],
-                [[extra, ", ".join(f"{p} {v}" if v else f"{p} missing: pip install 'anybit[{extra}]'"
-                                   for p, v in packages.items())] for extra, packages in extras.items()])
+        print_json({"environment": facts, "extras": extras, **({"engines": table} if engines else {})})
+    elif engines:
+        print_table(["a round of 10 clients × 500 images", "engine", "threads", "convolutions", "seconds", "ratio"],
+                    [[row["model"], row["engine"], str(row["threads"]), row["convolution"], f"{row['seconds']:.3f}",
+                      f"{row['ratio']:.2f}"] for row in table])
+
+
+def _engines() -> list[dict[str, Any]]:
+    """Seconds per round of every candidate, and their ratio to the default."""
+    from dataclasses import asdict
+
+    from anybit.calibration import example_task, measure
+    from anybit.config import Config
+    from anybit.models import lenet5, resnet20
+
+    rows: list[dict[str, Any]] = []
+    for model in (lenet5, resnet20):
+        table = list(measure(Config(), example_task(model()), budget=600.0))
+        rows += [{"model": model.__name__, **asdict(m.candidate), "seconds": m.seconds,
+                  "ratio": m.seconds / table[0].seconds} for m in table]
+    return rows

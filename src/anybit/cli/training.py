@@ -28,22 +28,25 @@ def run(recipe: Recipe, overrides: Overrides = None,
         imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Train a recipe."""
     from anybit.build import build_task, settled
+    from anybit.calibration import calibrated
     from anybit.config import from_recipe
+    from anybit.engines.ranks import rank
     from anybit.environment import environment
-    from anybit.folder import RunFolder
+    from anybit.folder import Follower, RunFolder
     from anybit.run import Training, Watch
     from anybit.schema import plain
 
-    config = settled(from_recipe(recipe, overrides or []), imports or [])
+    config = from_recipe(recipe, overrides or [])
     task = build_task(config, imports or [])
     if dry_run:
-        print_json({"config": plain(config), "cost": _cost(config, task)})
+        print_json({"config": plain(settled(config, imports or [])), "cost": _cost(config, task)})
         return
+    reporter = Reporter(quiet or rank() > 0)
+    config = settled(calibrated(config, task, reporter.message), imports or [])
     path = path or Path("runs") / f"{Path(recipe).stem if recipe.endswith('.toml') else recipe.replace('/', '-')}-" \
                                   f"{time.strftime('%Y%m%d-%H%M%S')}"
-    reporter = Reporter(quiet)
     training = Training(task, config, Watch(on_round=reporter.on_round, on_message=reporter.message))
-    folder = RunFolder.create(path, plain(config), environment())
+    folder = RunFolder.create(path, plain(config), environment()) if training.engine.leads else Follower(path)
     folder.save_split(task.split)
     _train(training, folder, reporter, json)
 
@@ -51,7 +54,9 @@ def run(recipe: Recipe, overrides: Overrides = None,
 def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Continue an interrupted run from its last checkpoint."""
     from anybit.api import Run
+    from anybit.engines.ranks import rank
     from anybit.errors import RunError
+    from anybit.folder import Follower
     from anybit.run import Training, Watch
     from anybit.sweep import is_sweep
 
@@ -60,9 +65,10 @@ def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Js
     run = Run.load(path, trusted=imports or [])
     if run.folder.finished:
         raise RunError(f"{path} is finished: see it with 'anybit report {path}'")
-    reporter = Reporter(quiet, first_round=max(map(run.folder.round_of, run.folder.checkpoints()), default=0))
+    reporter = Reporter(quiet or rank() > 0, first_round=max(map(run.folder.round_of, run.folder.checkpoints()), default=0))
     watch = Watch(on_round=reporter.on_round, on_message=reporter.message)
-    _train(Training(run.task(), run.config, watch), run.folder, reporter, json, resume=True)
+    training = Training(run.task(), run.config, watch)
+    _train(training, run.folder if training.engine.leads else Follower(path), reporter, json, resume=True)
 
 
 def _train(training: Training, folder: RunFolder, reporter: Reporter, json: bool, resume: bool = False) -> None:
@@ -74,6 +80,8 @@ def _train(training: Training, folder: RunFolder, reporter: Reporter, json: bool
             trained = training.train(folder, resume)
     finally:
         reporter.close()
+    if not training.engine.leads:
+        return
     if json:
         print_json({"path": str(folder.path), **trained.evaluation})
     else:
@@ -89,12 +97,18 @@ class Stoppable(Protocol):
 
 @contextmanager
 def stoppable(watch: Stoppable) -> Iterator[None]:
-    """Ctrl-C or a polite kill ends the run after the current round, with a checkpoint; a second Ctrl-C at once."""
+    """Ctrl-C or a polite kill ends the run after the current round, with a checkpoint; a second one at once.
+
+    Signals within a second count once: a terminal and a launcher such as torchrun both pass on the same Ctrl-C.
+    """
+    first = [0.0]
+
     def stop(number: int, frame: Any) -> None:
-        if watch.stop:
+        if watch.stop and time.monotonic() - first[0] > 1:
             raise KeyboardInterrupt
-        watch.stop = True
-        say("\nstopping after this round (once more to stop at once)")
+        if not watch.stop:
+            watch.stop, first[0] = True, time.monotonic()
+            say("\nstopping after this round (once more to stop at once)")
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

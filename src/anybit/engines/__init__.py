@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from anybit.engines.base import Engine, Part
+from anybit.engines.processes import Processes
+from anybit.engines.ranks import Ranks
 from anybit.engines.sequential import Sequential
 from anybit.engines.stacked import Stacked
 
-__all__ = ["Engine", "Part", "Sequential", "Stacked"]
+__all__ = ["Engine", "Part", "Processes", "Ranks", "Sequential", "Stacked"]

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
-Part = tuple[slice, dict[str, Tensor], Tensor]
+Part = tuple[slice | Tensor, dict[str, Tensor], Tensor]
 """Some clients of a cohort after their local training: (which, deltas with the client first, losses (client, step))."""
 
 
 class Engine:
-    """An engine is `map_clients`, and perhaps a `prepare` that makes a round faster and a `close` that ends workers."""
+    """An engine is `map_clients`, and perhaps a `prepare` that makes a round faster and a `close` that ends workers.
+
+    One of several that share a cohort also has a `combine` and an `agree`.
+    """
+
+    leads = True
+    """Whether this one evaluates and writes."""
 
     def map_clients(self, update: Callable[..., Any], client_step: Callable[..., Any], w: Tensors, steps: Tensors,
                     cohort: Any) -> Iterable[Part]:
@@ -32,5 +39,20 @@ class Engine:
         """Compute fewer of the clients at once, because they did not fit into memory, and say so."""
         raise MemoryError("one client alone does not fit into memory: lower client.batch_size, or use device=cpu")
 
+    def combine(self, total: Mapping[str, Tensor], losses: Sequence[Tensor], w: Tensors,
+                cohort: Any) -> tuple[dict[str, Tensor], Tensor]:
+        """From what this engine's parts gave to what the whole cohort gives: (summed deltas, losses (client, step))."""
+        return dict(total), torch.cat(list(losses))
+
+    def agree(self, flag: bool) -> bool:
+        """Whether any of the engines that share the cohort says so."""
+        return flag
+
     def close(self) -> None:
         """End whatever the engine started."""
+
+
+def alone(client_step: Callable[..., Any]) -> Callable[..., Any]:
+    """The form of a client step that is cheaper for one client outside any transform, if it has one."""
+    form: Callable[..., Any] = getattr(client_step, "alone", client_step)
+    return form

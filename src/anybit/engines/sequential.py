@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.nn.functional import pad
 
-from anybit.engines.base import Engine, Part, Tensors
+from anybit.engines.base import Engine, Part, Tensors, alone
 
 
 class Sequential(Engine):
@@ -16,7 +16,8 @@ class Sequential(Engine):
     def map_clients(self, update: Callable[..., Any], client_step: Callable[..., Any], w: Tensors, steps: Tensors,
                     cohort: Any) -> Iterator[Part]:
         """One part per client; the losses of shorter clients end in zeros."""
+        step = alone(client_step)
         for i in range(len(cohort.clients)):
-            delta, losses = update(w, steps, cohort.width_bits[i], cohort.batches(i), client_step)
+            delta, losses = update(w, steps, cohort.width_bits[i], cohort.batches(i), step)
             losses = pad(losses, (0, cohort.steps - len(losses)))
             yield slice(i, i + 1), {n: d[None] for n, d in delta.items()}, losses[None]

@@ -6,6 +6,7 @@ The variants differ in the loss alone: f(w), f(w) + λ·L_KURE(w), f(w + noise),
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -26,11 +27,14 @@ LOG_STEP = "log_step/"
 """Names of learned steps among the parameters: log(Δ/Δ_start) of one site, first dimension BITS."""
 
 
-Part = tuple[slice, dict[str, Tensor], Tensor]
+Part = tuple[slice | Tensor, dict[str, Tensor], Tensor]
 """Some clients of a cohort after their local training: (which, deltas with the client first, losses (client, step))."""
 
 MapClients = Callable[[Callable[..., Any], ClientStep, Tensors, Tensors, Cohort], Iterable[Part]]
 """An engine: run `client_update` with the given client step for every client of the cohort, in parts, in order."""
+
+Combine = Callable[[Iterable[Part], Tensor, Tensor], tuple[dict[str, Tensor], Tensor]]
+"""(parts, width_bits, weighting) → (the delta that the server takes, the losses)."""
 
 
 class State(NamedTuple):
@@ -61,11 +65,35 @@ def sgd_step(w: Tensors, steps: Tensors, width: Tensor, xi: Batch, loss: Loss,
     return {n: w[n] - lr[n] * xi.real * g[n] for n in w}, value
 
 
+def sgd_step_alone(w: Tensors, steps: Tensors, width: Tensor, xi: Batch, loss: Loss, lr: Mapping[str, float],
+                   lay: Callable[[Tensor], Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    """`sgd_step` of one client outside vmap, on an unpadded batch, with parameters laid out in memory by `lay`.
+
+    torch.func.grad always prepares for second derivatives, which forbids the fused backward of e.g. GroupNorm.
+    """
+    with torch.enable_grad():
+        leaves = {n: lay(p).detach().requires_grad_() for n, p in w.items()}
+        objective, value = loss(leaves, steps, width, xi)
+        gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
+    return {n: torch.add(p.detach(), g, alpha=-lr[n]) for (n, p), g in zip(leaves.items(), gradients, strict=True)}, value
+
+
+@dataclass(frozen=True)
+class LocalStep:
+    """A client step in two forms that compute the same: one for vmap, compile and capture, one for a client alone."""
+
+    mapped: ClientStep
+    alone: ClientStep
+
+    def __call__(self, w: Tensors, steps: Tensors, width: Tensor, xi: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        return self.mapped(w, steps, width, xi)
+
+
 def federated_round(state: State, steps: Tensors, cohort: Cohort, client_step: ClientStep, server: Server,
-                    map_clients: MapClients, weighting: Tensor) -> tuple[State, Tensor]:
+                    map_clients: MapClients, weighting: Tensor, combine: Combine | None = None) -> tuple[State, Tensor]:
     """One round: every client of the cohort in parallel, the mean of the deltas, the server's step."""
     parts = map_clients(client_update, client_step, state.w, steps, cohort)
-    delta, losses = mean_delta(parts, cohort.width_bits, weighting)  # Δ_t = 1/|S| Σ (w_{t,K} − w_{t,0})
+    delta, losses = (combine or mean_delta)(parts, cohort.width_bits, weighting)  # Δ_t = 1/|S| Σ (w_{t,K} − w_{t,0})
     return server_update(state, delta, server), losses            # w_{t+1} ← w_t + η_s·Δ_t
 
 
@@ -77,7 +105,13 @@ def server_update(state: State, delta: Tensors, server: Server) -> State:
     return State({**w, **learned}, optimizer)
 
 
-def mean_delta(parts: Iterable[Part], width_bits: Tensor, weighting: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+def _whole(total: dict[str, Tensor], losses: list[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+    """The parts were the whole cohort."""
+    return total, torch.cat(losses)
+
+
+def mean_delta(parts: Iterable[Part], width_bits: Tensor, weighting: Tensor,
+               together: Callable[..., tuple[dict[str, Tensor], Tensor]] = _whole) -> tuple[dict[str, Tensor], Tensor]:
     """(the weighted mean over clients, the losses), summed part by part so that no more than one part is in memory.
 
     A learned Δ_b averages over the clients that trained at b, and rests without any.
@@ -91,10 +125,11 @@ def mean_delta(parts: Iterable[Part], width_bits: Tensor, weighting: Tensor) -> 
             here = torch.tensordot(each.to(delta.dtype), delta, dims=1)
             total[name] = total[name] + here if name in total else here
         losses.append(value)
+    total, every = together(total, losses)
     for name in total:
         if name.startswith(LOG_STEP):
             total[name] = total[name] / _trained_at(name, width_bits, total[name])
-    return total, torch.cat(losses)
+    return total, every
 
 
 def _trained_at(name: str, width_bits: Tensor, delta: Tensor) -> Tensor:

@@ -59,6 +59,14 @@ class Cohort:
                       self.width_bits[clients], self.index[clients, :steps, :rows], self.rows[clients, :steps, :rows],
                       self.keys[clients])
 
+    def chosen(self, clients: Sequence[int]) -> Cohort:
+        """The clients at these positions, padded to the longest of them."""
+        each = torch.tensor(clients, device=self.index.device)
+        every = Cohort(self.round, tuple(self.clients[i] for i in clients), tuple(self.widths[i] for i in clients),
+                       tuple(self.examples[i] for i in clients), self.width_bits[each], self.index[each],
+                       self.rows[each], self.keys[each])
+        return every.part(slice(0, len(clients)))
+
     @property
     def steps(self) -> int:
         return self.index.shape[1]

@@ -1,0 +1,1 @@
+"""One script per peer, each run in an environment of its own by benchmarks/peers.py."""

@@ -1,0 +1,41 @@
+"""anybit: python anybit_run.py MODEL VARIANT ENGINE CONVOLUTION THREADS."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+import work
+
+from anybit.config import ClientOptions, ComputeOptions, Config
+from anybit.data.examples import Data, Examples
+from anybit.federated.server import ServerOptions
+from anybit.run import Task, Training, convolution
+from anybit.variants import baseline, mqat
+
+
+def main() -> None:
+    name, variant, engine, kernels, threads = sys.argv[1:6]
+    x, y = (torch.from_numpy(a).flatten(0, 1) for a in work.data())
+    examples = Examples(x, y)
+    task = Task(work.torch_model(name), {"baseline": baseline, "mqat": mqat}[variant](),
+                Data(examples, Examples(x[:8], y[:8])), np.split(np.arange(len(x)), work.CLIENTS))
+    options: Any = {"engine": engine, "compute": ComputeOptions(convolution=kernels)}  # type: ignore[arg-type]
+    config = Config(cohort=work.CLIENTS, client=ClientOptions(lr=work.LR, batch_size=work.BATCH), threads=int(threads),
+                    server=ServerOptions("sgd", lr=1.0), device="cpu", **options)
+    training = Training(task, config)
+    _, state, table = training.start()
+    step = training._client_step(state, table)
+    timer = work.Timer()
+    with convolution(config.compute.convolution):
+        for round, _ in enumerate(work.rounds()):
+            timer.start()
+            state, _, cohort = training._round(round, state, table, step)
+            timer.done(int(cohort.counts.sum()))
+    training.engine.close()
+
+
+work.quiet()
+main()

@@ -1,0 +1,224 @@
+"""Which engine is the fastest here: a few client steps of the real task in every candidate, measured once and remembered.
+
+Candidates are engines × threads × convolution backends. The result is kept in <data home>/calibration.json by what it
+depends on (processor, cores, torch, the model's shapes, batch and cohort size), and in the config of the run, so that a
+resume computes the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from anybit.config import Config, Convolution, EngineName
+from anybit.data import cache
+from anybit.engines.ranks import world
+from anybit.environment import cores, environment
+from anybit.errors import AnybitError
+from anybit.federated.algorithm import State, client_update
+from anybit.federated.cohort import Cohort, build_cohort, sample_clients
+from anybit.quant.ranges import StepTable
+from anybit.quant.sites import quantizers
+from anybit.run import Task, Training, convolution, pick_device, trainable
+from anybit.tensors import read_json, write_json
+
+SWITCH = "ANYBIT_CALIBRATION"
+"""Set to "off" to never measure: auto is then the sequential engine."""
+FILE = "calibration.json"
+SHORT_RUN = 30.0
+"""Seconds of training below which measuring does not pay."""
+BUDGET = 8.0
+"""Seconds after which no further candidate is tried."""
+_STEPS = 2
+_LONG = 1.0
+"""Seconds of a first measurement after which it is not repeated."""
+_CLEARLY = 0.9
+"""Another engine than the sequential one must be this much faster: it is the simplest and needs the least memory."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to compute a round."""
+
+    engine: EngineName
+    threads: int
+    convolution: Convolution
+
+    def apply(self, config: Config) -> Config:
+        compute = replace(config.compute, convolution=self.convolution)
+        return replace(config, engine=self.engine, threads=self.threads, compute=compute)
+
+    def __str__(self) -> str:
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"{self.engine} engine, {threads}, {self.convolution} convolutions"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A candidate and the seconds that a round takes with it."""
+
+    candidate: Candidate
+    seconds: float
+
+
+def calibrated(config: Config, task: Task, say: Callable[[str], None] = lambda text: None) -> Config:
+    """The config with its engine chosen, where it leaves the choice open and measuring pays."""
+    open_choice = config.engine == "auto" and config.compute.convolution is None
+    if not open_choice or pick_device(config.device).type != "cpu" or world() > 1 or os.environ.get(SWITCH) == "off":
+        return config
+    key = _key(config, task)
+    known = _remembered().get(key)
+    chosen = _read(known) if known else None
+    if chosen is None:
+        first = next(iter(measure(config, task, quick=True)), None)
+        if first is None or first.seconds * config.rounds < SHORT_RUN:
+            return config
+        table = list(measure(config, task))
+        chosen = best(table)
+        _remember(key, chosen)
+        others = f" ({table[0].seconds / chosen.seconds:.1f}× the default)"
+    else:
+        others = " (measured before)"
+    say(f"chosen for this machine: {chosen.candidate}, about {chosen.seconds:.2g} s a round{others}")
+    return chosen.candidate.apply(config)
+
+
+def best(table: list[Measured]) -> Measured:
+    """The fastest; a sequential one unless another is clearly faster."""
+    simple = min((m for m in table if m.candidate.engine == "sequential"), key=lambda m: m.seconds)
+    fastest = min(table, key=lambda m: m.seconds)
+    return fastest if fastest.seconds < _CLEARLY * simple.seconds else simple
+
+
+def measure(config: Config, task: Task, budget: float = BUDGET, quick: bool = False) -> Iterator[Measured]:
+    """Seconds per round of each candidate, the default first; with `quick` that one alone."""
+    started, table = time.perf_counter(), list[Measured]()
+    threads, many = torch.get_num_threads(), cores()
+    try:
+        for candidate in _candidates(task.model, table, many if config.cohort > 1 else 1):
+            if table and (quick or time.perf_counter() - started > budget):
+                break
+            if config.threads is not None:
+                candidate = replace(candidate, threads=config.threads)
+            if any(m.candidate == candidate for m in table):
+                continue
+            table.append(Measured(candidate, _seconds(config, task, candidate)))
+            yield table[-1]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _candidates(model: nn.Module, table: list[Measured], many: int) -> Iterator[Candidate]:
+    """Convolutions first, on one thread; then every other engine with the best of them."""
+    yield Candidate("sequential", 1, "default")
+    if any(isinstance(m, nn.Conv2d) for m in model.modules()):
+        yield Candidate("sequential", 1, "channels-last")
+        yield Candidate("sequential", 1, "no-onednn")
+    kernels = min(table, key=lambda m: m.seconds).candidate.convolution
+    if many > 1:
+        yield Candidate("processes", 1, kernels)
+        yield Candidate("sequential", many, kernels)
+    yield Candidate("stacked", 1, "no-onednn" if kernels == "no-onednn" else "default")
+
+
+def _seconds(config: Config, task: Task, candidate: Candidate) -> float:
+    """The time of a few steps of a few clients, per image, times the images of a round."""
+    quiet = replace(config, ranges=replace(config.ranges, learned=False), device="cpu")
+    training = Training(task, candidate.apply(quiet))
+    cohort = _probe(config, task, {"sequential": 1, "processes": cores()}.get(candidate.engine, 4))
+    training.state, training.table = State(trainable(task.model), {}), _some_steps(training)
+    state, table, step = training.state, training.table, training.client_step()
+
+    def once() -> float:
+        before = time.perf_counter()
+        for _ in training.engine.map_clients(client_update, step, state.w, table.steps, cohort):
+            pass
+        return time.perf_counter() - before
+
+    with convolution(candidate.convolution), _closing(training):
+        first = once()
+        seconds = first if first > _LONG else min(once(), once())
+    mean = sum(len(index) for index in task.split) / len(task.split)
+    return seconds / float(cohort.counts.sum()) * mean * config.client.epochs * min(config.cohort, len(task.split))
+
+
+@contextmanager
+def _closing(training: Training) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        training.engine.close()
+
+
+def _probe(config: Config, task: Task, size: int) -> Cohort:
+    """The first steps of the largest clients of the first cohort: full batches, if there are any."""
+    clients = sample_clients(config.seed, 0, len(task.split), min(config.cohort, len(task.split)))
+    largest = sorted(clients, key=lambda c: -len(task.split[c]))[:size]
+    widths = task.variant.widths_of(config.seed, 0, largest)
+    cohort = build_cohort(config.seed, 0, largest, widths, task.split, config.client.batch_size, 1, torch.device("cpu"))
+    return replace(cohort, index=cohort.index[:, :_STEPS], rows=cohort.rows[:, :_STEPS])
+
+
+def _some_steps(training: Training) -> StepTable:
+    """Steps of a likely size: what is measured is time."""
+    return StepTable({name: torch.full((7,), 0.05) for name in quantizers(training._prepared())})
+
+
+def _key(config: Config, task: Task) -> str:
+    """What a measurement depends on."""
+    facts = environment()
+    about = {"cpu": facts["cpu"], "cores": cores(), "torch": facts["torch"],
+             "anybit": facts["anybit"], "model": [(n, list(p.shape)) for n, p in task.model.named_parameters()],
+             "layers": [type(m).__name__ for m in task.model.modules()], "input": list(task.data.train.x.shape[1:]),
+             "batch": config.client.batch_size, "cohort": config.cohort, "variant": [task.variant.name, task.variant.sites]}
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _remembered() -> Mapping[str, Any]:
+    """The cache; a damaged one counts as empty and is written anew."""
+    try:
+        found = read_json(cache.home() / FILE)
+    except (AnybitError, OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _read(entry: Any) -> Measured | None:
+    try:
+        candidate = Candidate(str(entry["engine"]), int(entry["threads"]), str(entry["convolution"]))  # type: ignore[arg-type]
+        candidate.apply(Config())
+        return Measured(candidate, float(entry["seconds"]))
+    except (AnybitError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _remember(key: str, chosen: Measured) -> None:
+    """Kept if the folder can be written; a run does not fail for it."""
+    entry = {**asdict(chosen.candidate), "seconds": chosen.seconds}
+    try:
+        cache.home().mkdir(parents=True, exist_ok=True)
+        write_json(cache.home() / FILE, {**_remembered(), key: entry})
+    except OSError:
+        return
+
+
+def example_task(model: nn.Module, clients: int = 10, images: int = 500) -> Task:
+    """Random images of CIFAR's shape: work of a known size."""
+    from anybit.data.examples import Data, Examples
+    from anybit.variants import mqat
+
+    draw = np.random.default_rng(0)
+    x = torch.from_numpy(draw.normal(size=(clients * images, 3, 32, 32)).astype(np.float32))
+    examples = Examples(x, torch.from_numpy(draw.integers(10, size=clients * images)))
+    return Task(model, mqat(), Data(examples, Examples(x[:16], examples.y[:16])),
+                np.split(np.arange(clients * images), clients))

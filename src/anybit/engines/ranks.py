@@ -1,0 +1,104 @@
+"""A cohort over the ranks of `torchrun`: each trains a share of the clients with an engine of its own, then all sum up.
+
+Every rank draws the same cohort and takes the same server step on the same sum, so all of them hold the same model and
+only rank 0 writes. The number of ranks changes the order of a sum, nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import pad
+
+from anybit.engines.base import Engine, Part, Tensors
+from anybit.errors import EngineError
+
+
+def world() -> int:
+    """How many ranks torchrun started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+def rank() -> int:
+    return int(os.environ["RANK"]) if world() > 1 else 0
+
+
+def own_device(device: torch.device) -> torch.device:
+    """On a machine with several GPUs every local rank has its own."""
+    if device.type == "cuda" and world() > 1:
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return device
+
+
+def shares(work: Sequence[int], ranks: int) -> list[list[int]]:
+    """Positions per rank: the longest client goes to the rank with the least work so far; each share in order."""
+    loads, out = [0] * ranks, [list[int]() for _ in range(ranks)]
+    for client in sorted(range(len(work)), key=lambda i: (-work[i], i)):
+        least = min(range(ranks), key=lambda r: (loads[r], r))
+        loads[least] += work[client]
+        out[least].append(client)
+    return [sorted(share) for share in out]
+
+
+class Ranks(Engine):
+    """One share of every cohort; `combine` adds the others'."""
+
+    def __init__(self, inner: Engine, device: torch.device) -> None:
+        self.inner = inner
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        self.rank, self.ranks, self.device = dist.get_rank(), dist.get_world_size(), device
+        self.leads = self.rank == 0
+
+    def map_clients(self, update: Callable[..., Any], client_step: Callable[..., Any], w: Tensors, steps: Tensors,
+                    cohort: Any) -> Iterator[Part]:
+        """The parts of this rank's share."""
+        share = shares(cohort.counts.sum(1).tolist(), self.ranks)[self.rank]
+        if not share:
+            return
+        own, place = cohort.chosen(share), torch.tensor(share)
+        for clients, deltas, losses in self.inner.map_clients(update, client_step, w, steps, own):
+            yield place[clients], deltas, pad(losses, (0, cohort.steps - losses.shape[-1]))
+
+    def combine(self, total: Mapping[str, Tensor], losses: Sequence[Tensor], w: Tensors,
+                cohort: Any) -> tuple[dict[str, Tensor], Tensor]:
+        """Sum over ranks: deltas in one message per type, losses at their clients' places."""
+        share = shares(cohort.counts.sum(1).tolist(), self.ranks)[self.rank]
+        every = torch.zeros(len(cohort.clients), cohort.steps, device=self.device)
+        if losses:
+            every[torch.tensor(share, device=self.device)] = torch.cat(list(losses)).to(every.dtype)
+        sums = {n: total.get(n, torch.zeros_like(p)).contiguous() for n, p in w.items()}
+        for dtype in sorted({t.dtype for t in sums.values()}, key=str):
+            names = [n for n, t in sums.items() if t.dtype == dtype]
+            flat = torch.cat([sums[n].reshape(-1) for n in names])
+            self._all_reduce(flat, cohort.round)
+            parts = torch.split(flat, [sums[n].numel() for n in names])
+            sums.update({n: part.view(w[n].shape) for n, part in zip(names, parts, strict=True)})
+        self._all_reduce(every, cohort.round)
+        return sums, every
+
+    def agree(self, flag: bool) -> bool:
+        """Whether any rank says so: asked by all ranks at the same point, which is also a barrier."""
+        value = torch.tensor([float(flag)], device=self.device)
+        self._all_reduce(value, None)
+        return bool(value.item() > 0)
+
+    def close(self) -> None:
+        self.inner.close()
+        if dist.is_initialized():
+            with contextlib.suppress(RuntimeError):
+                dist.destroy_process_group()
+
+    def _all_reduce(self, tensor: Tensor, round: int | None) -> None:
+        try:
+            dist.all_reduce(tensor)
+        except RuntimeError as error:
+            when = "" if round is None else f" in round {round + 1}"
+            raise EngineError(f"rank {self.rank} lost the others{when}: one of the {self.ranks} ranks ended "
+                              f"({str(error).splitlines()[0][:80]})") from error

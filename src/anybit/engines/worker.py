@@ -1,0 +1,158 @@
+"""One worker process of the processes engine: trains the clients it is told to, one thread, until its pipe closes."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import io
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anybit.engines.sharing import Shared
+from anybit.errors import AnybitError
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all workers share by fork."""
+
+    update: Callable[..., Any]
+    client_step: Callable[..., Any]
+    w: Shared
+    steps: Shared
+    results: Shared
+
+
+@dataclass(frozen=True)
+class Done:
+    """A client's delta lies in its place."""
+
+    client: int
+    losses: Any
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A client's training raised."""
+
+    client: int
+    step: int
+    """The local step, from 1; 0: before the first."""
+    kind: type[BaseException]
+    message: str
+    trace: str
+
+
+@dataclass
+class Worker:
+    """The engine's end of a worker."""
+
+    pid: int
+    pipe: Connection
+    client: int | None = None
+    """The position in the cohort that it is training."""
+
+    def end(self) -> int | None:
+        """Kill the worker and collect it: its exit status, none if somebody else did."""
+        self.pipe.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        try:
+            return os.waitpid(self.pid, 0)[1]
+        except ChildProcessError:
+            return None
+
+
+def pack(message: Any) -> bytes:
+    """Pickle with tensors as arrays: torch's own way would send whole storages."""
+    buffer = io.BytesIO()
+    pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
+    pickler.dispatch_table = {Tensor: lambda t: (torch.from_numpy, (t.numpy().copy(),))}
+    pickler.dump(message)
+    return buffer.getvalue()
+
+
+def start(job: Job, siblings: Sequence[Worker]) -> Worker:
+    """Fork a worker. It dies with this process: by the kernel's signal, or when its pipe closes."""
+    ours, theirs = Pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        return Worker(pid, ours)
+    status = 1
+    try:
+        # First of all: a parallel region would wait for OpenMP threads that a fork does not copy.
+        torch.set_num_threads(1)
+        _die_with(parent)
+        for pipe in (ours, *(s.pipe for s in siblings)):
+            pipe.close()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        gc.freeze()
+        _serve(job, theirs)
+        status = 0
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _die_with(parent: int) -> None:
+    """SIGKILL when the parent ends, where the kernel can do that."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _serve(job: Job, pipe: Connection) -> None:
+    w, steps, cohort = job.w.tensors(), job.steps.tensors(), None
+    places = [job.results.tensors(i) for i in range(job.results.count)]
+    while True:
+        message = pickle.loads(pipe.recv_bytes())
+        if not isinstance(message, tuple):
+            # A new dict: what a model remembers of the last round's steps no longer holds.
+            cohort, steps = message, dict(steps)
+            continue
+        client, place = message
+        pipe.send_bytes(pack(_train(job, w, steps, cohort, client, places[place])))
+
+
+def _train(job: Job, w: dict[str, Tensor], steps: dict[str, Tensor], cohort: Any, client: int,
+           place: dict[str, Tensor]) -> Done | Failed:
+    taken = [0]
+    try:
+        delta, losses = job.update(w, steps, cohort.width_bits[client], _counted(cohort.batches(client), taken),
+                                   job.client_step)
+        for name, value in delta.items():
+            place[name].copy_(value)
+        return Done(client, losses)
+    except Exception as error:
+        kind = type(error) if isinstance(error, AnybitError) else Exception
+        text = str(error) if isinstance(error, AnybitError) else f"{type(error).__name__}: {error}"
+        return Failed(client, taken[0], kind, text, traceback.format_exc())
+
+
+def _counted(batches: Iterable[Any], taken: list[int]) -> Iterator[Any]:
+    for batch in batches:
+        taken[0] += 1
+        yield batch

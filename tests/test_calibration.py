@@ -1,0 +1,121 @@
+"""auto measures, chooses, remembers; and keeps out of the way where that does not pay."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+
+import anybit
+from anybit import calibration
+from anybit.calibration import Candidate, Measured, best, calibrated, example_task, measure
+from anybit.config import Config
+from anybit.run import Task
+
+SPEEDS = {"sequential": 10.0, "processes": 4.0, "stacked": 30.0}
+
+
+@pytest.fixture
+def task() -> Task:
+    return example_task(nn.Sequential(nn.Conv2d(3, 2, 5, stride=4), nn.Flatten(), nn.Linear(98, 10)), clients=3, images=20)
+
+
+@pytest.fixture
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
+    """Every measurement is made up, and noted; the cache is an empty folder."""
+    seen: list[Candidate] = []
+
+    def seconds(config: Config, task: Task, candidate: Candidate) -> float:
+        seen.append(candidate)
+        return SPEEDS[candidate.engine] * (0.5 if candidate.convolution == "channels-last" else 1.0) * candidate.threads
+
+    monkeypatch.setattr(calibration, "_seconds", seconds)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setenv("ANYBIT_DATA", str(tmp_path))
+    return seen
+
+
+def test_the_fastest_is_chosen_said_and_remembered(task: Task, counted: list[Candidate], tmp_path: Path) -> None:
+    said: list[str] = []
+    config = calibrated(Config(cohort=3), task, said.append)
+    assert (config.engine, config.threads, config.compute.convolution) == ("processes", 1, "channels-last")
+    assert len(said) == 1
+    assert "processes engine, 1 thread, channels-last convolutions" in said[0]
+    assert {c.engine for c in counted} == {"sequential", "processes", "stacked"}
+    assert {c.threads for c in counted} == {1, 2}
+    before = len(counted)
+    assert calibrated(Config(cohort=3), task) == config
+    assert len(counted) == before
+    assert calibrated(Config(cohort=2), task).engine == "processes"
+    assert len(counted) > before
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"x": 3', '{"KEY": {"engine": "warp"}}', '{"KEY": 7}'])
+def test_a_damaged_cache_is_ignored_and_rewritten(task: Task, counted: list[Candidate], tmp_path: Path,
+                                                  content: str) -> None:
+    key = calibration._key(Config(cohort=3), task)
+    (tmp_path / calibration.FILE).write_text(content.replace("KEY", key))
+    assert calibrated(Config(cohort=3), task).engine == "processes"
+    assert json.loads((tmp_path / calibration.FILE).read_text())[key]["engine"] == "processes"
+
+
+def test_nothing_is_measured_where_the_choice_is_made_or_does_not_pay(task: Task, counted: list[Candidate],
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Config(cohort=3, engine="stacked")
+    assert calibrated(given, task) == given
+    assert not counted
+    short = Config(cohort=3, rounds=2)
+    assert calibrated(short, task) == short
+    assert len(counted) == 1
+    monkeypatch.setenv("ANYBIT_CALIBRATION", "off")
+    assert calibrated(Config(cohort=3), task) == Config(cohort=3)
+    assert len(counted) == 1
+
+
+def test_threads_that_the_user_names_are_kept(task: Task, counted: list[Candidate]) -> None:
+    assert calibrated(Config(cohort=3, threads=1), task).threads == 1
+    assert {c.threads for c in counted} == {1}
+    assert len(counted) == len(set(counted)) + 1  # the first one is measured once to see whether it pays
+
+
+def test_another_engine_must_be_clearly_faster() -> None:
+    simple = Measured(Candidate("sequential", 1, "default"), 1.0)
+    close = Measured(Candidate("stacked", 1, "default"), 0.95)
+    fast = Measured(Candidate("processes", 1, "default"), 0.6)
+    assert best([simple, close]) == simple
+    assert best([simple, close, fast]) == fast
+
+
+def test_measuring_really_runs_every_candidate(task: Task) -> None:
+    table = list(measure(Config(cohort=3), task))
+    assert all(m.seconds > 0 for m in table)
+    assert {m.candidate.convolution for m in table} == {"default", "channels-last", "no-onednn"}
+    assert {"sequential", "stacked"} <= {m.candidate.engine for m in table}
+
+
+def test_fit_keeps_the_choice_and_resumes_with_it(counted: list[Candidate], tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    clients = [(draw.normal(size=(9, 4)).astype(np.float32), draw.integers(3, size=9)) for _ in range(3)]
+    settings = {"rounds": 8, "cohort": 2, "checkpoint_every": 3, "path": tmp_path / "run"}
+    model = nn.Sequential(nn.Linear(4, 3))
+
+    def stop(progress: anybit.run.Progress) -> None:  # type: ignore[name-defined]
+        if progress.round == 4:
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        anybit.fit(model, clients, clients[0], on_round=stop, **settings)  # type: ignore[arg-type]
+    stored = json.loads((tmp_path / "run/config.json").read_text())
+    assert stored["engine"] == "processes"
+    before = len(counted)
+    anybit.fit(model, clients, clients[0], resume=True, **settings)  # type: ignore[arg-type]
+    assert len(counted) == before
+    assert json.loads((tmp_path / "run/config.json").read_text()) == stored
+
+
+def test_an_engine_that_the_user_names_is_kept(task: Task) -> None:
+    assert calibrated(replace(Config(), engine="processes"), task).engine == "processes"
