@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,6 +49,8 @@ class Evaluator:
     images: Tensor
     loss: PerExample
     metric: PerExample
+    activation_steps: Callable[[Tensors, RangeRule], StepTable] | None = None
+    """Who finds activation steps; none: they are measured here, on `images`."""
 
     def start_table(self, w: Tensors) -> StepTable:
         """The steps fixed at the start of the training, of all weights and activations."""
@@ -79,7 +81,9 @@ class Evaluator:
         if "W" in sites:
             table = weight_table(prepare(self.model, options=self.sites), w, rule, self.sites.per_channel)
         if "A" in sites:
-            table = table.merged(activation_table(self.model, self.sites, w, self.images, self.ranges.activations))
+            rule = self.ranges.activations
+            table = table.merged(self.activation_steps(w, rule) if self.activation_steps else
+                                 activation_table(self.model, self.sites, w, self.images, rule))
         return table
 
     def score(self, w: Tensors, table: StepTable, widths: Sequence[Width]) -> dict[str, Score]:

@@ -18,7 +18,9 @@ from anybit.engines import ENGINES
 from anybit.errors import ConfigError, Diverged, Interrupted, ModelError
 from anybit.evaluation import Evaluator, calibration_images
 from anybit.federated.algorithm import LOG_STEP, State, client_update, client_weighting, federated_round
-from anybit.federated.cohort import Cohort, build_cohort, sample_clients
+from anybit.federated.cohort import Cohort, build_cohort
+from anybit.federated.robust import combiner
+from anybit.federated.sampling import sample_cohort
 from anybit.federated.server import server
 from anybit.folder import RunFolder
 from anybit.objective import PerExample, accuracy, client_loss, cross_entropy, learned_step_scale
@@ -118,10 +120,7 @@ class Training:
 
     def _check(self) -> None:
         """Everything that can be known to be wrong before the first round."""
-        split = self.task.split
-        check_split(split, len(self.data.train))
-        if self.config.cohort > len(split):
-            raise ConfigError(f"cohort = {self.config.cohort}, but there are only {len(split)} clients")
+        self._check_clients()
         one = self.data.pipeline(self.data.train.x[:1])
         try:
             activation_ranges(self.model, self.config.sites, trainable(self.model), one)
@@ -133,6 +132,12 @@ class Training:
         if self.task.loss is cross_entropy:
             check_labels(self.data.train, outputs.shape[1], "training data")
             check_labels(self.data.test, outputs.shape[1], "test data")
+
+    def _check_clients(self) -> None:
+        split = self.task.split
+        check_split(split, len(self.data.train))
+        if self.config.cohort > len(split):
+            raise ConfigError(f"cohort = {self.config.cohort}, but there are only {len(split)} clients")
 
     def start(self) -> tuple[int, State, StepTable]:
         """Round 0: the initial weights, and the steps that are fixed (or learned) from now on."""
@@ -218,12 +223,14 @@ class Training:
 
     def _round(self, round: int, state: State, update: Callable[..., Any]) -> tuple[State, Tensor, Cohort]:
         config, split = self.config, self.task.split
-        clients = sample_clients(config.seed, round, len(split), config.cohort)
+        clients = sample_cohort(config.sampling, config.seed, round, len(split), config.cohort,
+                                lambda everybody: self.task.variant.widths_of(config.seed, round, everybody))
         widths = self.task.variant.widths_of(config.seed, round, clients)
         cohort = build_cohort(config.seed, round, clients, widths, split, config.client.batch_size,
                               config.client.epochs, self.device)
         weighting = client_weighting(cohort, config.weighting == "examples")
-        new, losses = federated_round(state, cohort, update, self.server, self.map_clients, weighting)
+        new, losses = federated_round(state, cohort, update, self.server, self.map_clients, weighting,
+                                      combiner(config.server))
         return new, losses, cohort
 
     def _mean_loss(self, losses: Tensor, cohort: Cohort) -> float:

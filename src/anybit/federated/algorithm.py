@@ -23,6 +23,9 @@ ClientUpdate = Callable[[Tensors, Tensor, Iterable[Batch]], tuple[dict[str, Tens
 MapClients = Callable[[ClientUpdate, Tensors, Cohort], tuple[dict[str, Tensor], Tensor]]
 """Run the client update for every client of the cohort: (deltas, losses), client first, losses (client, step)."""
 
+Combine = Callable[[Tensors, Cohort, Tensor], dict[str, Tensor]]
+"""(deltas, client first; cohort; weighting) → Δ_t."""
+
 LOG_STEP = "log_step/"
 """Names of learned steps among the parameters: log(Δ/Δ_start) of one site, first dimension BITS."""
 
@@ -46,10 +49,10 @@ def client_update(w: Tensors, width: Tensor, batches: Iterable[Batch], loss: Los
 
 
 def federated_round(state: State, cohort: Cohort, update: ClientUpdate, server: Server, map_clients: MapClients,
-                    weighting: Tensor) -> tuple[State, Tensor]:
+                    weighting: Tensor, combine: Combine | None = None) -> tuple[State, Tensor]:
     """One round: every client of the cohort in parallel, the mean of the deltas, the server's step."""
     deltas, losses = map_clients(update, state.w, cohort)
-    delta = mean_delta(deltas, cohort, weighting)                       # Δ_t = 1/|S| Σ (w_{t,K} − w_{t,0})
+    delta = (combine or mean_delta)(deltas, cohort, weighting)          # Δ_t = 1/|S| Σ (w_{t,K} − w_{t,0})
     weights = {n: p for n, p in state.w.items() if not n.startswith(LOG_STEP)}
     optimizer, w = server.step(state.optimizer, weights, delta)         # w_{t+1} ← w_t + η_s·Δ_t
     steps = {n: p + delta[n] for n, p in state.w.items() if n.startswith(LOG_STEP)}
