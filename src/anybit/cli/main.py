@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 import typer
 
-from anybit.cli import bound, data, export, inspect, recipes, training
+from anybit.cli import bound, data, export, fleet, inspect, recipes, training
 
 app = typer.Typer(name="anybit", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
                   pretty_exceptions_enable=False, help="Train one federated model that survives every bit-width.")
@@ -23,6 +23,7 @@ app.command("bound")(bound.bound)
 app.command("export")(export.export)
 app.command("doctor")(inspect.doctor)
 app.add_typer(data.app, name="data")
+app.add_typer(fleet.app, name="fleet")
 
 
 def run(arguments: Sequence[str]) -> int:

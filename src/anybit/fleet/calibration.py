@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from anybit.fleet.checks import ANSWER, check_origin
 from anybit.fleet.exchange import Reply
-from anybit.fleet.wire import Layout, Refused, Tensors, layout, read_numbers, read_tensors
+from anybit.fleet.wire import Layout, Refused, Tensors, layout, read_tensors, read_values
 from anybit.quant.calibrate import SEEN, merge_seen
 
 
 def check_seen(reply: Reply, round: int, sites: Sequence[str]) -> dict[str, Tensor]:
     """What a device's sites saw: calls, values and rows above 0, and a lowest value not above the highest."""
-    seen = _checked(reply, round, "seen", {site: Layout(np.float32, (SEEN,)) for site in sites})
+    seen = _checked(reply, round, "seen", {site: Layout(torch.float32, (SEEN,)) for site in sites})
     for site, (calls, low, high, total, values, rows) in ((n, s.tolist()) for n, s in seen.items()):
         if min(calls, values, rows) < 1 or low > high or total < 0:
             raise Refused(f"seen '{site}': a range that cannot be")
@@ -40,7 +39,7 @@ def check_errors(reply: Reply, round: int, candidates: Tensors) -> dict[str, Ten
 def _checked(reply: Reply, round: int, record: str, expected: Mapping[str, Layout]) -> dict[str, Tensor]:
     if reply.content is None:
         raise Refused(reply.error)
-    check_origin(read_numbers(reply.content, "answer", ANSWER), reply.client, round)
+    check_origin(read_values(reply.content, "answer", ANSWER), reply.client, round)
     return read_tensors(reply.content, record, expected)
 
 

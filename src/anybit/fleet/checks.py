@@ -11,7 +11,7 @@ from anybit.federated.algorithm import LOG_STEP
 from anybit.fleet.exchange import Reply
 from anybit.fleet.options import FleetOptions
 from anybit.fleet.traffic import rounded_layout, unrounded_delta
-from anybit.fleet.wire import Refused, Tensors, layout, read_arrays, read_numbers, read_tensors
+from anybit.fleet.wire import Refused, Tensors, layout, read_tensors, read_values
 from anybit.quant.grid import FLOAT, Width
 
 ANSWER = {"client": int, "round": int, "examples": int, "seconds": float}
@@ -41,7 +41,7 @@ def check_update(reply: Reply, round: int, width: Width, w: Tensors, options: Fl
     """The update in a reply, or Refused with the reason."""
     if reply.content is None:
         raise Refused(reply.error)
-    values = read_numbers(reply.content, "answer", TRAINED)
+    values = read_values(reply.content, "answer", TRAINED)
     check_origin(values, reply.client, round)
     if values["width"] != str(width):
         raise Refused(f"trained at {values['width'][:20]} instead of {width}")
@@ -65,7 +65,7 @@ def _delta(reply: Reply, w: Tensors, bits: int) -> dict[str, Tensor]:
     assert reply.content is not None
     if bits == FLOAT:
         return read_tensors(reply.content, "delta", layout(w))
-    arrays = read_arrays(reply.content, "delta", rounded_layout(layout(w), bits))
+    arrays = read_tensors(reply.content, "delta", rounded_layout(layout(w), bits))
     return unrounded_delta(arrays, layout(w), bits)
 
 

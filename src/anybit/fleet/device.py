@@ -21,7 +21,7 @@ from anybit.federated.cohort import build_cohort
 from anybit.fleet.flower import ConfigRecord, RecordDict
 from anybit.fleet.node import Node
 from anybit.fleet.traffic import low_bit_layout, restored_weights, round_delta
-from anybit.fleet.wire import Layout, Tensors, layout, read_arrays, read_tensors, to_record
+from anybit.fleet.wire import Layout, Tensors, layout, read_tensors, tensor_names, to_record
 from anybit.quant.calibrate import activation_errors, activation_seen
 from anybit.quant.grid import BITS, FLOAT, SiteKinds, Width
 from anybit.quant.ranges import CANDIDATES, StepTable, weight_range
@@ -92,7 +92,7 @@ class Device:
     def errors(self) -> RecordDict:
         """The squared rounding errors of the server's candidate steps, on the same examples."""
         w, sites = weights(self._state()), quantizers(prepare(self.model, options=self.config.sites), "activations")
-        expected = {site: Layout(np.float32, (CANDIDATES, len(BITS))) for site in sites}
+        expected = {site: Layout(torch.float32, (CANDIDATES, len(BITS))) for site in sites}
         candidates = {n: t.to(self.device) for n, t in read_tensors(self.content, "candidates", expected).items()}
         errors = activation_errors(self.model, self.config.sites, w, self._images(), candidates)
         return self._answer({}, errors=to_record(errors))
@@ -101,7 +101,7 @@ class Device:
         """Receive the model at this device's width, and see how it fares here."""
         width, table = Width.parse(self.order["width"]), self._table()
         prepared, like = prepare(self.model, options=self.config.sites), layout(trainable(self.model))
-        arrays = read_arrays(self.content, "weights", low_bit_layout(prepared, like, width))
+        arrays = read_tensors(self.content, "weights", low_bit_layout(prepared, like, width))
         w = {n: t.to(self.device) for n, t in restored_weights(prepared, arrays, like, table, width).items()}
         on_grid = Width(FLOAT, width.activations)
         return self._answer({"score": self.training.evaluator.score(w, table, [on_grid])[str(on_grid)].metric})
@@ -112,7 +112,7 @@ class Device:
     def _state(self) -> State:
         """The server's w, in the order of the model: sums over parameters must add up as they do elsewhere."""
         like = layout(trainable(self.model))
-        learned = [n for n in self.content.array_records["w"] if n.startswith(LOG_STEP)]
+        learned = [n for n in tensor_names(self.content, "w") if n.startswith(LOG_STEP)]
         shapes = step_layouts(self.model, self.config.sites)
         like |= {name: shapes[name.removeprefix(LOG_STEP)] for name in learned}
         return State({n: t.to(self.device) for n, t in read_tensors(self.content, "w", like).items()}, {})
@@ -133,7 +133,7 @@ def step_layouts(model: nn.Module, options: SiteOptions) -> dict[str, Layout]:
     shapes: dict[str, tuple[int, ...]] = dict.fromkeys(quantizers(prepared), ())
     for site, name in weight_sites(prepared).items():
         shapes[site] = tuple(weight_range(parameters[name], options.per_channel)[0].shape)
-    return {site: Layout(np.float32, (len(BITS), *shape)) for site, shape in shapes.items()}
+    return {site: Layout(torch.float32, (len(BITS), *shape)) for site, shape in shapes.items()}
 
 
 def local_task(config: Config, node: Node, trusted: Collection[str]) -> Task:

@@ -10,7 +10,7 @@ from anybit.errors import AnybitError, RunError
 from anybit.fleet.device import device_width
 from anybit.fleet.exchange import Exchange, Question, Reply
 from anybit.fleet.flower import RecordDict
-from anybit.fleet.wire import Refused, read_numbers
+from anybit.fleet.wire import Refused, read_values
 from anybit.quant.grid import SiteKinds, Width
 
 HELLO = {"client": int, "width": str, "role": str}
@@ -55,7 +55,7 @@ class Roster:
         if reply.content is None:
             return
         try:
-            values = read_numbers(reply.content, "answer", HELLO)
+            values = read_values(reply.content, "answer", HELLO)
             member = Member(node, values["client"], device_width(values["width"], self.sites), values["role"] == "inference")
             other = next((m for m in self.members.values() if m.client == member.client and m.node != node), None)
             if other is not None and other.node in self.connected:

@@ -23,7 +23,7 @@ from anybit.fleet.exchange import Exchange, Question, Reply
 from anybit.fleet.flower import ArrayRecord, ConfigRecord, Grid, RecordDict
 from anybit.fleet.roster import Member, Roster
 from anybit.fleet.traffic import low_bit_weights
-from anybit.fleet.wire import Refused, Tensors, payload_bytes, read_numbers, to_record
+from anybit.fleet.wire import Refused, Tensors, payload_bytes, read_values, to_record
 from anybit.quant.calibrate import ranges_of, table_of
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import RangeRule, StepTable
@@ -205,7 +205,7 @@ class FleetTraining(Training):
         def check(reply: Reply) -> dict[str, Any]:
             if reply.content is None:
                 raise Refused(reply.error)
-            values = read_numbers(reply.content, "answer", {**ANSWER, "score": float})
+            values = read_values(reply.content, "answer", {**ANSWER, "score": float})
             check_origin(values, reply.client, self.round_now)
             return {"client": reply.client, "width": str(widths[reply.client]), "score": values["score"],
                     "examples": values["examples"], "seconds": values["seconds"]}

@@ -1,26 +1,27 @@
-"""Tensors in Flower's records. What comes in is checked against what was expected before it is read; nothing is unpickled.
+"""Tensors in Flower's records. What comes in is checked against what was expected before it counts; nothing is unpickled.
 
-Flower itself checks nothing: an array's declared shape and type may lie about its bytes, which are a file in numpy's own
-format.
+All tensors of a record travel as one array in the safetensors format: Flower fetches every array by requests of its own,
+and checks nothing about it.
 """
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from anybit.errors import RunError
 from anybit.fleet.flower import Array, ArrayRecord, RecordDict
+from anybit.tensors import from_bytes, to_bytes
 
 Tensors = Mapping[str, Tensor]
 
-HEADER_BYTES = 1024
-"""The longest header of an array that is read."""
+KEY, FORMAT = "tensors", "safetensors"
+HEADER_BYTES = 512
+"""What a tensor's entry in the header may take, at most."""
 
 
 class Refused(Exception):
@@ -28,20 +29,24 @@ class Refused(Exception):
 
 
 class Layout(NamedTuple):
-    """What an array must be."""
+    """What a tensor must be."""
 
-    dtype: type[np.generic]
+    dtype: torch.dtype
     shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
 
 def layout(tensors: Tensors) -> dict[str, Layout]:
-    """The layout of float tensors, by name."""
-    return {name: Layout(np.float32, tuple(t.shape)) for name, t in tensors.items()}
+    """The layouts of tensors, by name."""
+    return {name: Layout(t.dtype, tuple(t.shape)) for name, t in tensors.items()}
 
 
-def to_record(tensors: Mapping[str, Tensor | np.ndarray]) -> ArrayRecord:
-    arrays = {name: t.detach().cpu().numpy() if isinstance(t, Tensor) else t for name, t in tensors.items()}
-    return ArrayRecord({name: Array(np.ascontiguousarray(array).reshape(array.shape)) for name, array in arrays.items()})
+def to_record(tensors: Tensors) -> ArrayRecord:
+    data = to_bytes(tensors, {})
+    return ArrayRecord({KEY: Array("uint8", (len(data),), FORMAT, data)})
 
 
 def payload_bytes(content: RecordDict) -> int:
@@ -49,55 +54,54 @@ def payload_bytes(content: RecordDict) -> int:
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
+def tensor_names(content: RecordDict, record: str) -> list[str]:
+    """The names in a record of the server's."""
+    return list(_unpacked(content, record, math.inf))
+
+
 def read_tensors(content: RecordDict, record: str, expected: Mapping[str, Layout]) -> dict[str, Tensor]:
     """The tensors of one record, in the order of `expected`: all names, shapes and types as expected, all values finite."""
-    return {name: torch.from_numpy(array) for name, array in read_arrays(content, record, expected).items()}
-
-
-def read_arrays(content: RecordDict, record: str, expected: Mapping[str, Layout]) -> dict[str, np.ndarray]:
-    found = content.array_records.get(record)
-    if found is None:
-        raise Refused(f"no arrays '{record}'")
+    room = sum(one.size * one.dtype.itemsize + HEADER_BYTES for one in expected.values()) + HEADER_BYTES
+    found = _unpacked(content, record, room)
     _check_names(record, found, expected)
-    return {name: _read_array(found[name], f"{record} '{name}'", expected[name]) for name in expected}
+    for name, (dtype, shape) in expected.items():
+        tensor = found[name]
+        if tuple(tensor.shape) != shape:
+            raise Refused(f"{record} '{name}': shape {_brief(tuple(tensor.shape))} instead of {shape}")
+        if tensor.dtype != dtype:
+            raise Refused(f"{record} '{name}': {tensor.dtype} instead of {dtype}")
+        if not bool(torch.isfinite(tensor).all()):
+            raise Refused(f"{record} '{name}': values that are not finite")
+    return {name: found[name] for name in expected}
+
+
+def _unpacked(content: RecordDict, record: str, room: float) -> dict[str, Tensor]:
+    arrays = content.array_records.get(record)
+    if arrays is None or list(arrays) != [KEY]:
+        raise Refused(f"no tensors '{record}'")
+    data = arrays[KEY].data
+    if len(data) > room:
+        raise Refused(f"{record}: {len(data)} bytes, more than the {room:.0f} that the model can take")
+    try:
+        return from_bytes(data, record)[0]
+    except RunError as error:
+        raise Refused(_brief(error, 200)) from None
 
 
 def _check_names(record: str, found: Iterable[str], expected: Iterable[str]) -> None:
     missing, unknown = set(expected) - set(found), set(found) - set(expected)
     if missing:
-        raise Refused(f"{record}: '{min(missing)}' is missing" + (f", with {len(missing) - 1} more" if missing else ""))
+        raise Refused(f"{record}: '{min(missing)}' is missing" + (f", and {len(missing) - 1} more" if missing else ""))
     if unknown:
-        raise Refused(f"{record}: '{min(unknown)[:80]}' is unknown")
+        raise Refused(f"{record}: '{_brief(min(unknown))}' is unknown")
 
 
-def _read_array(array: Array, where: str, expected: Layout) -> np.ndarray:
-    """Its bytes, once header and length say that they are what was expected."""
-    stream = io.BytesIO(array.data)
-    try:
-        if np.lib.format.read_magic(stream) != (1, 0):
-            raise Refused(f"{where}: an array format that numpy does not write for it")
-        shape, columns_first, dtype = np.lib.format.read_array_header_1_0(stream, max_header_size=HEADER_BYTES)
-    except (ValueError, TypeError, SyntaxError, EOFError, MemoryError, RecursionError):
-        raise Refused(f"{where}: not an array") from None
-    if shape != expected.shape:
-        raise Refused(f"{where}: shape {_brief(shape)} instead of {expected.shape}")
-    if dtype != np.dtype(expected.dtype) or columns_first:
-        raise Refused(f"{where}: type {dtype}{' by columns' if columns_first else ''} instead of {np.dtype(expected.dtype)}")
-    body = array.data[stream.tell():]
-    if len(body) != math.prod(shape) * dtype.itemsize:
-        raise Refused(f"{where}: {len(body)} bytes instead of {math.prod(shape) * dtype.itemsize}")
-    values = np.frombuffer(body, dtype).reshape(shape).copy()
-    if not np.isfinite(values).all():
-        raise Refused(f"{where}: values that are not finite")
-    return values
-
-
-def _brief(value: object) -> str:
+def _brief(value: object, length: int = 60) -> str:
     text = str(value)
-    return text if len(text) <= 60 else text[:60] + "…"
+    return text if len(text) <= length else text[:length] + "…"
 
 
-def read_numbers(content: RecordDict, record: str, expected: Mapping[str, type]) -> dict[str, Any]:
+def read_values(content: RecordDict, record: str, expected: Mapping[str, type]) -> dict[str, Any]:
     """The values of one record, each of its type; numbers finite."""
     found = content.config_records.get(record)
     if found is None:
@@ -113,4 +117,3 @@ def read_numbers(content: RecordDict, record: str, expected: Mapping[str, type])
             raise Refused(f"{record}: {name} = {_brief(value)}, not {'finite numbers' if kind is list else kind.__name__}")
         values[name] = value
     return values
-
