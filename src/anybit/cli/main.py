@@ -29,7 +29,8 @@ app.add_typer(fleet.app, name="fleet")
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; anybit's own errors pass through to the caller."""
     try:
-        app(list(arguments), standalone_mode=False)
+        code = app(list(arguments), standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.Abort:

@@ -97,7 +97,7 @@ def _write(path: Path, content: str | bytes, mode: int = 0o644) -> None:
 ENVIRONMENT = """\
 # No telemetry, no update check, no installing of packages at run time; Flower's own files stay in this folder.
 export FLWR_HOME="$PWD/flower" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
 # Flower wants absolute paths; this folder may move.
 mkdir -p flower
 sed "s|HERE|$PWD|" connections.toml > "flower/config.$$" && mv "flower/config.$$" flower/config.toml
@@ -194,7 +194,7 @@ SUPERNODE = """\
 set -eu
 cd "$(dirname "$0")"
 export FLWR_HOME="$PWD/flower" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
-export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
 exec flower-supernode --superlink {host}:{port} --port {own_port} --root-certificates ca.crt \\
   --auth-supernode-private-key key --node-config "$(cat node-config)"
 """
