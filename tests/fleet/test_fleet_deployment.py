@@ -71,19 +71,23 @@ def test_a_run_survives_a_killed_and_a_lying_device(deployment: Deployment) -> N
 
 
 def test_a_new_run_continues_after_the_superlink_went_down(deployment: Deployment) -> None:
-    """The devices reconnect by themselves, also the one that was killed, and the run goes on from its checkpoint."""
+    """The devices reconnect by themselves, the killed one is started again, and the run goes on from its checkpoint."""
+    config = deployment.path / f"node-{HANGING}/node-config"
+    config.write_text(config.read_text().partition(" mood")[0] + "\n")
+    deployment.node(HANGING)
     arguments = ["-c", 'run="second" overrides="rounds=4"']
     deployment.run(*arguments)
     wait_for(lambda: any(e["event"] == "round" for e in deployment.log("second")), 180, "the first round")
     deployment.kill(deployment.link)
     assert deployment.status("second")["state"] == "unknown"
     deployment.superlink()
-    deployment.node(HANGING)
     deployment.run(*arguments)
     deployment.finish("second", 300)
     log = deployment.log("second")
     assert [entry["resumed"] for entry in log if entry["event"] == "run"] == [False, True]
-    assert sorted({entry["round"] for entry in log if entry["event"] == "round"}) == [1, 2, 3, 4]
+    rounds = [entry for entry in log if entry["event"] == "round"]
+    assert sorted({entry["round"] for entry in rounds}) == [1, 2, 3, 4]
+    assert sorted(rounds[-1]["asked"]) == [0, 1, 2, 3]
 
 
 def test_strangers_are_refused(deployment: Deployment) -> None:

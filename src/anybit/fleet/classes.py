@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from anybit.api import Run
-from anybit.build import build_variant
 from anybit.errors import RunError
 from anybit.quant.grid import Width
 
@@ -63,7 +62,7 @@ def _last_scores(run: Run) -> dict[int, tuple[str, float]]:
 
 
 def _fixed_widths(run: Run) -> dict[int, str]:
-    variant, clients, seed = build_variant(run.config), range(len(run.folder.split())), run.config.seed
+    variant, clients, seed = run.task().variant, range(len(run.folder.split())), run.config.seed
     first, later = (variant.widths_of(seed, round, clients) for round in (0, 1))
     if first != later:
         raise RunError(f"{run.folder.path}: its clients have no width of their own (variant '{variant.name}' draws one "
