@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import anybit
 from anybit.api import Run
 from anybit.errors import ConfigError
 from anybit.fleet.device import device_width, local_task, local_update
+from anybit.fleet.flower import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from anybit.fleet.node import Node
 from anybit.fleet.server_app import serve
 from anybit.folder import RunFolder
@@ -101,3 +103,19 @@ def test_flower_and_torch_are_imported_only_where_they_are_needed() -> None:
                              ("anybit.cli.main", "False False"), ("anybit.fleet.client_app", "True False")):
         done = subprocess.run([sys.executable, "-c", code.format(module)], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == expected, module
+
+
+def test_the_client_app_in_the_docs_runs(clients: list[Any]) -> None:
+    text = (Path(__file__).parents[2] / "docs/deployment.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    x, y = clients[1]
+    names: dict[str, Any] = {"model": lambda: nn.Sequential(nn.Linear(8, 4)), "x": x, "y": y}
+    exec(example, names)
+    w = {name: p.detach() for name, p in names["model"]().named_parameters()}
+    content = RecordDict({"arrays": ArrayRecord(w), "config": ConfigRecord({"server-round": 1})})
+    question = Message(content, 7, "train")
+    reply = names["app"](question, Context(1, 7, {"partition-id": 2}, RecordDict(), {}))
+    assert reply.content["metrics"]["num-examples"] == 20
+    assert reply.content["metrics"]["train_loss"] > 0
+    moved = reply.content["arrays"].to_torch_state_dict()
+    assert all(not torch.equal(moved[name], w[name]) for name in w)
