@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Error
 from flwr.supercore.task_identity import TaskIdentity
 
 from anybit.build import build_task, settled
 from anybit.config import Config, from_recipe
+from anybit.errors import AnybitError
 from anybit.fleet.client_app import app
 from anybit.fleet.flower import Context, Grid, Message, RecordDict
 from anybit.fleet.training import FleetTraining
@@ -65,7 +67,10 @@ class LocalGrid(Grid):  # type: ignore[misc]
     def _answers(self, message: Message, client: int) -> list[Message]:
         context = Context(1, 100 + client, {"partition-id": client, **self.nodes[client]}, RecordDict(),
                           {"imports": "anybit_test_models"})
-        reply = app(message, context)
+        try:
+            reply = app(message, context)
+        except AnybitError as error:
+            return [Message(Error(2, f"Traceback …\n{error}"), reply_to=message)]
         if message.metadata.message_type == "query.hello" or client not in self.faults:
             return [reply]
         return self.faults[client](message, reply)

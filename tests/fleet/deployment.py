@@ -132,13 +132,13 @@ class Deployment:
 
     def finish(self, run: str, seconds: float) -> dict[str, Any]:
         """Wait for the end of a run, and insist that it is a good one."""
-        def over() -> dict[str, Any] | None:
-            found = self.status(run)
-            assert found["state"] not in ("failed", "unknown"), (found, self.log(run))
-            return found if found["state"] == "completed" else None
+        def over() -> bool:
+            failed = [entry for entry in self.log(run) if entry["event"] == "failed"]
+            assert not failed, self.log(run)
+            return (self.server / run / "evaluation.json").exists()
 
-        found: dict[str, Any] = wait_for(over, seconds, f"{run} completes")
-        return found
+        wait_for(over, seconds, f"{run} completes")
+        return self.status(run)
 
     def log(self, run: str) -> list[dict[str, Any]]:
         path = self.server / run / "fleet.jsonl"

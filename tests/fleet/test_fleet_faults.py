@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from anybit.build import build_task
 from anybit.errors import ConfigError, RunError
 from anybit.fleet.flower import Message
 from anybit.fleet.node import read_node
@@ -15,6 +16,7 @@ from anybit.fleet.server_app import serve
 from anybit.fleet.training import FleetTraining
 from anybit.fleet.wire import layout, read_tensors, to_record
 from anybit.folder import RunFolder
+from anybit.run import Training
 from tests.fleet.conftest import LocalGrid, fleet, nodes, small
 
 pytestmark = pytest.mark.usefixtures("own_models")
@@ -191,6 +193,30 @@ def test_two_nodes_cannot_be_the_same_client() -> None:
     refused = [entry for entry in log if entry["event"] == "refused"]
     assert [(entry["node"], entry["reason"]) for entry in refused] == [(102, "it claims to be client 1, which is node 101")]
     assert {c for entry in rounds(log) for c in entry["asked"]} == {0, 1, 3}
+
+
+def test_a_device_that_cannot_say_who_it_is_is_named_and_not_asked_all_the_time() -> None:
+    grid = LocalGrid({0: {}, 1: {}, 2: {}, 3: {"partition-id": "three"}})
+    _, log, _ = trained(grid, "cohort=3")
+    (refused,) = [entry for entry in log if entry["event"] == "refused"]
+    assert (refused["node"], refused["reason"]) == (
+        103, "error 2: node config: partition-id = 'three': every device needs its own whole number")
+    assert grid.asked.count(("query.hello", 3)) == 1
+
+
+def test_a_fleets_run_can_be_finished_on_one_process(tmp_path: Path) -> None:
+    config = small("fleet.minimum=4", "fleet.tries=1", "fleet.deadline=0.1", "fleet.wait=0.3")
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    serve(LocalGrid(nodes(4)), config, whole, ["anybit_test_models"])
+    grid = LocalGrid(nodes(4))
+    grid.faults[2] = lambda question, answer: [answer] if question.content["order"]["round"] < 2 else []
+    with pytest.raises(RunError, match="round 3"):
+        serve(grid, config, broken, ["anybit_test_models"])
+    folder = RunFolder.open(broken)
+    Training(build_task(config, ["anybit_test_models"]), config).train(folder, resume=True)
+    mended, straight = folder.model(), RunFolder.open(whole).model()
+    for name in straight:
+        torch.testing.assert_close(mended[name], straight[name], rtol=0, atol=1e-6)
 
 
 def test_nobody_there_is_an_error_that_says_so() -> None:

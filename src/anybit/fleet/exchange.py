@@ -56,12 +56,14 @@ class Exchange:
     def ask(self, questions: list[Question], deadline: float) -> dict[int, Reply]:
         """{client: reply} of all that answer within `deadline` seconds."""
         waiting, replies, end = self.send(questions, LATER * deadline), dict[int, Reply](), self.clock() + deadline
-        while waiting and self.clock() < end:
+        while waiting:
             found = self.receive(waiting)
             replies |= {reply.client: reply for reply in found.values()}
             waiting = {id: q for id, q in waiting.items() if id not in found}
+            if self.clock() >= end:
+                break
             if waiting:
-                self.sleep(min(self.poll, max(end - self.clock(), 0)))
+                self.sleep(min(self.poll, end - self.clock()))
         self.overdue |= waiting
         return replies
 

@@ -13,6 +13,9 @@ from anybit.fleet.flower import RecordDict
 from anybit.fleet.wire import Refused, read_values
 from anybit.quant.grid import SiteKinds, Width
 
+REST = 60
+"""Seconds before a node is greeted again whose answer was refused: its owner may have mended it."""
+
 HELLO = {"client": int, "width": str, "role": str}
 
 
@@ -37,7 +40,8 @@ class Roster:
     """By node."""
     silent: set[int] = field(default_factory=set)
     """Nodes that were asked to work and did not answer."""
-    refused: set[int] = field(default_factory=set)
+    resting: dict[int, float] = field(default_factory=dict)
+    """Until when a node is not greeted."""
     asked: dict[str, Question] = field(default_factory=dict)
     connected: set[int] = field(default_factory=set)
 
@@ -46,22 +50,26 @@ class Roster:
         self.connected = set(self.exchange.grid.get_node_ids())
         for id, reply in self.exchange.receive(self.asked).items():
             self._welcome(self.asked.pop(id).node, reply)
-        known = {node for node in self.members if node not in self.silent} | self.refused
+        now = self.exchange.clock()
+        known = {node for node in self.members if node not in self.silent}
+        known |= {node for node, until in self.resting.items() if now < until}
         greet = self.connected - known - {question.node for question in self.asked.values()}
         questions = [Question(node, -1, "query.hello", RecordDict()) for node in sorted(greet)]
         self.asked |= self.exchange.send(questions, self.wait)
 
     def _welcome(self, node: int, reply: Reply) -> None:
-        if reply.content is None:
+        if reply.gone:
             return
         try:
+            if reply.content is None:
+                raise Refused(reply.error)
             values = read_values(reply.content, "answer", HELLO)
             member = Member(node, values["client"], device_width(values["width"], self.sites), values["role"] == "inference")
             other = next((m for m in self.members.values() if m.client == member.client and m.node != node), None)
             if other is not None and other.node in self.connected:
                 raise Refused(f"it claims to be client {member.client}, which is node {other.node}")
         except (Refused, AnybitError) as error:
-            self.refused.add(node)
+            self.resting[node] = self.exchange.clock() + REST
             self.exchange.log({"event": "refused", "node": node, "reason": str(error)})
             return
         if other is not None:
