@@ -63,26 +63,53 @@ def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 
 
 @dataclass
-class Deployment:
-    """One project, its processes and their logs. Every process carries a mark in its environment."""
+class Marked:
+    """Processes that carry a mark in their environment, by which they are found and ended."""
 
-    path: Path
-    project: Project
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     spawned: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def environment(self) -> dict[str, str]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("FLWR_", "PYTEST_"))}
+        return {**own, "PATH": f"{Path(sys.executable).parent}:{own['PATH']}", "OMP_NUM_THREADS": "1", "NO_COLOR": "1",
+                "COLUMNS": "200", "ANYBIT_TEST_MARK": self.mark}
+
+    def processes(self) -> list[int]:
+        """All that carry the mark: also those that left their session or lost their parent."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def shut_down(self) -> None:
+        """Ask, wait, insist."""
+        for how in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
+            for pid in self.processes():
+                _signal(pid, how)
+            for _ in range(20):
+                if not self.processes():
+                    break
+                time.sleep(0.2)
+        for process in self.spawned:
+            process.wait()
+
+
+class Deployment(Marked):
+    """One project, its processes and their logs."""
+
+    def __init__(self, path: Path, project: Project) -> None:
+        super().__init__()
+        self.path, self.project = path, project
         write_project(self.path, self.project)
         (self.server / "app/anybit_test_models.py").write_text(MODELS)
 
     @property
     def server(self) -> Path:
         return self.path / "server"
-
-    def environment(self) -> dict[str, str]:
-        own = {name: value for name, value in os.environ.items() if not name.startswith(("FLWR_", "PYTEST_"))}
-        return {**own, "PATH": f"{Path(sys.executable).parent}:{own['PATH']}", "OMP_NUM_THREADS": "1", "NO_COLOR": "1",
-                "COLUMNS": "200", "ANYBIT_TEST_MARK": self.mark}
 
     def spawn(self, script: Path) -> subprocess.Popen[bytes]:
         """Start a script of the project; its output goes to NAME.log beside it."""
@@ -144,34 +171,11 @@ class Deployment:
         path = self.server / run / "fleet.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def processes(self) -> list[int]:
-        """All that carry the mark: also those that left their session or lost their parent."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-        return found
-
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         """As a power cut would: the process and all that descend from it, at once."""
         for pid in [process.pid, *_descendants(process.pid)]:
             _signal(pid, signal.SIGKILL)
         process.wait()
-
-    def shut_down(self) -> None:
-        """Ask, wait, insist."""
-        for how in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
-            for pid in self.processes():
-                _signal(pid, how)
-            for _ in range(20):
-                if not self.processes():
-                    break
-                time.sleep(0.2)
-        for process in self.spawned:
-            process.wait()
 
 
 def _signal(pid: int, number: int) -> None:
