@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from anybit.build import build_task, settled
-from anybit.config import Config, from_recipe
+from anybit.config import from_recipe
+from anybit.engines import Engine, Part
 from anybit.environment import environment
 from anybit.fleet.flower import RecordDict
 from anybit.fleet.traffic import low_bit_weights, round_delta, rounded_layout, unrounded_delta
@@ -34,17 +35,18 @@ UPLINKS = (FLOAT, 8, 4)
 class Uplink:
     """An engine whose deltas travel: rounded by every client, written and read as in a message."""
 
-    def __init__(self, engine: Callable[..., Any], config: Config, bits: int) -> None:
-        self.engine, self.config, self.bits = engine, config, bits
+    def __init__(self, engine: Engine, seed: int, bits: int) -> None:
+        self.map, self.seed, self.bits = engine.map_clients, seed, bits
         self.bytes = 0
         """Of one round."""
 
-    def __call__(self, update: Callable[..., Any], w: Mapping[str, Tensor], cohort: Any) -> tuple[dict[str, Tensor], Tensor]:
-        deltas, losses = self.engine(update, w, cohort)
-        sent = [self._travel({n: d[i] for n, d in deltas.items()}, key(self.config.seed, "uplink", cohort.round, client))
-                for i, client in enumerate(cohort.clients)]
-        self.bytes = sum(size for _, size in sent)
-        return {n: torch.stack([delta[n] for delta, _ in sent]) for n in deltas}, losses
+    def map_clients(self, *arguments: Any) -> Iterator[Part]:
+        self.bytes, cohort = 0, arguments[-1]
+        for clients, deltas, losses in self.map(*arguments):
+            sent = [self._travel({n: d[i] for n, d in deltas.items()}, key(self.seed, "uplink", cohort.round, client))
+                    for i, client in enumerate(cohort.clients[clients])]
+            self.bytes += sum(size for _, size in sent)
+            yield clients, {n: torch.stack([delta[n] for delta, _ in sent]) for n in deltas}, losses
 
     def _travel(self, delta: dict[str, Tensor], draw: int) -> tuple[dict[str, Tensor], int]:
         like = layout(delta)
@@ -60,8 +62,8 @@ def train(seed: int, rounds: int, bits: int) -> tuple[Trained, Training, int]:
     config = settled(from_recipe("quickstart/mqat", [f"seed={seed}", f"rounds={rounds}", "device=cpu",
                                                      f"evaluation.every={rounds}"]))
     training = Training(build_task(config), config)
-    uplink = Uplink(training.map_clients, config, bits)
-    training.map_clients = uplink
+    uplink = Uplink(training.engine, config.seed, bits)
+    training.engine.map_clients = uplink.map_clients  # type: ignore[method-assign, assignment]
     return training.train(), training, uplink.bytes
 
 

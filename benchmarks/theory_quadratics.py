@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from anybit import theory
 from anybit.data.examples import Data, Examples
-from anybit.engines import ENGINES
-from anybit.federated.algorithm import Loss, State, Tensors, client_update, client_weighting, federated_round
+from anybit.engines import Stacked
+from anybit.federated.algorithm import Loss, State, Tensors, client_weighting, federated_round, sgd_step
 from anybit.federated.cohort import Batch, Cohort, build_cohort
 from anybit.federated.server import ServerOptions, server
 from anybit.objective import client_loss
@@ -153,21 +153,21 @@ def _round_of(hessian: Tensor, variant: Variant, cohort: Cohort, eta_c: float) -
 
     def round(w: Tensor, targets: Tensor, widths: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         examples = Examples(torch.ones(len(targets), 1), targets)
-        loss = client_loss(model, variant, TABLE, Data(examples, examples), quadratic, {})
-        update = functools.partial(client_update, loss=_watched(loss, model, w), lr={WEIGHT: eta_c})
+        loss = client_loss(model, variant, Data(examples, examples), quadratic, {})
+        client_step = functools.partial(sgd_step, loss=_watched(loss, model, w), lr={WEIGHT: eta_c})
         now = replace(cohort, width_bits=widths, keys=keys)
-        state, seen = federated_round(State({WEIGHT: w}, {}), now, update, optimizer, ENGINES["stacked"],
-                                      client_weighting(now))
-        return state.w[WEIGHT], seen
+        state, seen = federated_round(State({WEIGHT: w}, {}), TABLE.steps, now, client_step, optimizer,
+                                      Stacked(CLIENTS).map_clients, client_weighting(now))
+        return state.w[WEIGHT], seen.movedim(-1, -2)
 
     return round
 
 
 def _watched(loss: Loss, model: nn.Module, start: Tensor) -> Loss:
     """The same loss; instead of its value, report (drift, ‖r‖², max |r_d|/Δ) of the weights it was asked about."""
-    def value(w: Tensors, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
-        objective, _ = loss(w, width, xi)
-        buffers = bind(model, TABLE.steps, width, rows=xi.rows, key=xi.key, count=xi.step)
+    def value(w: Tensors, steps: Tensors, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
+        objective, _ = loss(w, steps, width, xi)
+        buffers = bind(model, steps, width, rows=xi.rows, key=xi.key, count=xi.step)
         # The layer's input is 1, so that its output is the weight as the forward pass saw it: w + r.
         seen: Tensor = torch.func.functional_call(model, {**w, **buffers}, (torch.ones(1, 1),))
         noise = seen[0] - w[WEIGHT][:, 0]

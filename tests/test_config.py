@@ -59,7 +59,7 @@ def test_sections_with_odd_content_never_crash(section: str, value: object) -> N
 
 def test_every_recipe_is_valid() -> None:
     names = recipes.names()
-    assert len([n for n in names if n.startswith("paper/")]) == 60
+    assert len([n for n in names if n.startswith("paper/")]) == 61
     for name in names:
         config = settled(from_recipe(name))
         read_arguments(DATA[config.data.name], config.data.arguments, "data")

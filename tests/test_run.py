@@ -69,6 +69,17 @@ def test_the_grid_has_all_widths_and_the_rules_that_make_sense(mlp: nn.Module, c
     assert list(plain["grid"]) == ["mse"]
 
 
+def test_mixed_widths_are_every_pair_of_bits(mlp: nn.Module, clients: list[Arrays], held_out: Arrays,
+                                             tmp_path: Path) -> None:
+    options = anybit.EvaluationOptions(bits=(32, 8, 2), mixed=True)
+    result = anybit.fit(mlp, clients, held_out, rounds=2, cohort=2, evaluation=options, path=tmp_path / "run").evaluation
+    assert list(result["mixed"]) == ["FP32", "A8", "A2", "W8", "WA8", "W8A2", "W2", "W2A8", "WA2"]
+    for width, score in result["grid"]["table"].items():
+        assert result["mixed"][width] == score
+    assert result["mixed"]["W2A8"] != result["mixed"]["W2"]
+    assert RunFolder.open(tmp_path / "run").evaluation() == result
+
+
 def test_sites_that_were_not_trained_have_no_training_range(mlp: nn.Module, clients: list[Arrays],
                                                             held_out: Arrays) -> None:
     """MQAT on weights, evaluated at A4: ranges of the untrained model would clip; they are measured on the trained one."""

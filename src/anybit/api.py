@@ -188,11 +188,20 @@ class Run:
 
     def evaluate(self, widths: Sequence[str], steps: Steps | None = None) -> dict[str, Score]:
         """{width: (loss, metric)} on the run's test set; `steps` as in the training unless given."""
-        task = self.task()
-        training = Training(task, self.config)
-        w = {name: p.to(training.device) for name, p in self.folder.model().items()}
+        training, w = self._trained()
         evaluator, table = training.evaluator, self.steps().to(training.device)
         if steps is not None and steps != evaluator.own_steps:
             newest = self.folder.load_checkpoint(self.folder.checkpoints()[-1], training.device)
             table = evaluator.table(w, learned_table(newest.state, newest.table), steps)
         return evaluator.score(w, table, [Width.parse(width) for width in widths])
+
+    def mixed(self) -> dict[str, Score]:
+        """{width: (loss, metric)} of every pair of bits of weights and activations, kept with the run's evaluation."""
+        training, w = self._trained()
+        found = training.evaluator.mixed(w, self.steps().to(training.device))
+        self.folder.save_evaluation({**self.evaluation, "mixed": found})
+        return {width: Score(**score) for width, score in found.items()}
+
+    def _trained(self) -> tuple[Training, dict[str, Tensor]]:
+        training = Training(self.task(), self.config)
+        return training, {name: p.to(training.device) for name, p in self.folder.model().items()}

@@ -36,9 +36,9 @@ LOSSES: Registry = {"cross_entropy": objective.cross_entropy}
 METRICS: Registry = {"accuracy": objective.accuracy}
 
 
-def build_task(config: Config, trusted: Collection[str] = ()) -> Task:
-    """Everything a config names. Code outside anybit is imported only from `trusted` modules."""
-    data = build_data(config, trusted)
+def build_task(config: Config, trusted: Collection[str] = (), data: Data | None = None) -> Task:
+    """Everything a config names. Code outside anybit is imported only from `trusted` modules; runs may share `data`."""
+    data = data or build_data(config, trusted)
     return Task(build_model(config, trusted), build_variant(config, trusted), data, build_split(config, data, trusted),
                 *build_functions(config, trusted))
 
@@ -49,9 +49,13 @@ def settled(config: Config, trusted: Collection[str] = ()) -> Config:
     A resume then repeats the same choices, also after a default has changed.
     """
     device = pick_device(config.device)
-    return replace(config, device=device.type if device.index is None else str(device),
-                   engine=pick_engine(config.engine, device), threads=config.threads or torch.get_num_threads(),
-                   data=_with_defaults("data", config.data, DATA, trusted),
+    return replace(written_out(config, trusted), device=device.type if device.index is None else str(device),
+                   engine=pick_engine(config.engine, device), threads=config.threads or torch.get_num_threads())
+
+
+def written_out(config: Config, trusted: Collection[str] = ()) -> Config:
+    """The config with every default argument of its data, split, model and variant written out."""
+    return replace(config, data=_with_defaults("data", config.data, DATA, trusted),
                    split=_with_defaults("split", config.split, SPLITS, trusted),
                    model=_with_defaults("model", config.model, MODELS, trusted),
                    variant=_with_defaults("variant", config.variant, VARIANTS, trusted))

@@ -18,6 +18,7 @@ from anybit.schema import read
 from anybit.variants import Steps
 
 EngineName = Literal["auto", "sequential", "stacked"]
+Precision = Literal["tf32", "fp32", "bf16"]
 
 
 def _at_least(least: float, **values: float) -> None:
@@ -87,12 +88,31 @@ class EvaluationOptions:
     """Sites of the grid at the end of the run, besides the variant's own; on the way only the variant's own."""
     steps: tuple[Steps, ...] = ("table", "rule", "mse")
     """Step rules of the grid at the end of the run."""
-    batch_size: int = 500
+    batch_size: int | None = None
+    """Test images at once; none: 500 on a CPU, 2,500 on a GPU, fewer if they do not fit."""
+    mixed: bool = False
+    """At the end also every pair of bits of weights and activations (W4A8, W2A8, W8A4, …), at the variant's own steps."""
 
     def __post_init__(self) -> None:
-        _at_least(1, every=self.every, batch_size=self.batch_size)
+        _at_least(1, every=self.every, batch_size=self.batch_size or 1)
         for bits in self.bits:
             check_bits(bits)
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """How the engine computes. None: chosen for this machine, and then kept in the run."""
+
+    precision: Precision = "tf32"
+    """Of products on a GPU: float32 with TF32 matrix units, exact float32, or bfloat16 (autocast). CPUs: float32."""
+    compile: bool | None = None
+    """Compile the client step on a GPU; none: when the run is long enough for it to pay."""
+    chunk: int | None = None
+    """Clients that the stacked engine computes at once; fewer need less memory."""
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None:
+            _at_least(1, **{"compute.chunk": self.chunk})
 
 
 @dataclass(frozen=True)
@@ -117,6 +137,7 @@ class Config:
     ranges: RangeOptions = RangeOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
     engine: EngineName = "auto"
+    compute: ComputeOptions = ComputeOptions()
     device: str = "auto"
     threads: int | None = None
     """CPU threads; none: torch's own choice. Results are bytewise the same only for the same number."""

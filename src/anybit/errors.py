@@ -47,6 +47,12 @@ class Rejected(AnybitError):
     exit_code = 4
 
 
+class RunsFailed(AnybitError):
+    """Some runs of a sweep failed; the others went on."""
+
+    exit_code = 1
+
+
 class Interrupted(AnybitError):
     """The run was asked to stop and has saved its state."""
 

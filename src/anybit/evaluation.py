@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from anybit.config import EvaluationOptions, RangeOptions
 from anybit.data.examples import Data
 from anybit.errors import ConfigError
+from anybit.kernels import use_kernels
 from anybit.objective import PerExample
 from anybit.quant.calibrate import activation_table, layer_health, weight_table
 from anybit.quant.grid import FLOAT, SiteKinds, Width, rounding
@@ -49,6 +50,8 @@ class Evaluator:
     images: Tensor
     loss: PerExample
     metric: PerExample
+    kernels: bool = False
+    """Whether the GPU's kernels may stand in for the library's."""
     activation_steps: Callable[[Tensors, RangeRule], StepTable] | None = None
     """Who finds activation steps; none: they are measured here, on `images`."""
 
@@ -86,23 +89,45 @@ class Evaluator:
                                  activation_table(self.model, self.sites, w, self.images, rule))
         return table
 
-    def score(self, w: Tensors, table: StepTable, widths: Sequence[Width]) -> dict[str, Score]:
-        """Loss and metric at every width."""
-        prepared = prepare(self.model, rounding, rounding, self.sites).eval()
-        return {str(width): self._score(prepared, w, table, width) for width in widths}
-
     @torch.no_grad()
-    def _score(self, prepared: nn.Module, w: Tensors, table: StepTable, width: Width) -> Score:
-        test, total, size = self.data.test, torch.zeros(2, dtype=torch.float64), len(self.data.test)
-        zero = torch.zeros((), dtype=torch.int64, device=test.x.device)
-        buffers = bind(prepared, table.steps, torch.tensor(width, device=test.x.device),
-                       rows=torch.ones(1, device=test.x.device), key=zero, count=zero)
-        for start in range(0, size, self.options.batch_size):
-            part = slice(start, start + self.options.batch_size)
-            outputs = torch.func.functional_call(prepared, (dict(w), buffers), (self.data.pipeline(test.x[part]),))
-            for i, each in enumerate((self.loss, self.metric)):
-                total[i] += each(outputs, test.y[part]).double().sum().cpu()
-        return Score(float(total[0]) / size, float(total[1]) / size)
+    def score(self, w: Tensors, table: StepTable, widths: Sequence[Width]) -> dict[str, Score]:
+        """Loss and metric at every width: on a GPU all widths in one pass over the test set, on a CPU one by one."""
+        prepared = prepare(self.model, rounding, rounding, self.sites).eval()
+        if self.data.test.x.device.type != "cuda":
+            return {str(width): self._pass(prepared, w, table, [width])[0] for width in widths}
+        if self.kernels:
+            use_kernels(prepared)
+        return dict(zip(map(str, widths), self._pass(prepared, w, table, widths), strict=True))
+
+    def _pass(self, prepared: nn.Module, w: Tensors, table: StepTable, widths: Sequence[Width]) -> list[Score]:
+        test, device = self.data.test, self.data.test.x.device
+        ones, zero = torch.ones(1, device=device), torch.zeros((), dtype=torch.int64, device=device)
+        bits = torch.tensor(widths, device=device)
+
+        def outputs(width: Tensor, x: Tensor) -> Tensor:
+            buffers = bind(prepared, table.steps, width, rows=ones, key=zero, count=zero)
+            out: Tensor = torch.func.functional_call(prepared, (dict(w), buffers), (x,))
+            return out
+
+        total, start, size = torch.zeros(len(widths), 2, dtype=torch.float64, device=device), 0, self.batch_size
+        while start < len(test):
+            part = slice(start, start + size)
+            try:
+                x = self.data.pipeline(test.x[part])
+                stacked = torch.func.vmap(outputs, (0, None))(bits, x) if len(widths) > 1 else outputs(bits[0], x)[None]
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise
+                size = (size + 1) // 2
+                continue
+            total += torch.stack([torch.stack([each(out, test.y[part]).double().sum() for each in (self.loss, self.metric)])
+                                  for out in stacked])
+            start += size
+        return [Score(*sums) for sums in (total / len(test)).tolist()]
+
+    @property
+    def batch_size(self) -> int:
+        return self.options.batch_size or (2500 if self.data.test.x.device.type == "cuda" else 500)
 
     @property
     def own_steps(self) -> Steps:
@@ -124,6 +149,11 @@ class Evaluator:
         widths = list(dict.fromkeys(Width.of(sites, b) for sites in kinds for b in self.options.bits))
         return {steps: {name: s._asdict() for name, s in self.score(w, self.table(w, trained, steps), widths).items()}
                 for steps in self.grid_steps()}
+
+    def mixed(self, w: Tensors, table: StepTable) -> dict[str, Any]:
+        """Every pair of bits of weights and activations, at the steps of `table`: devices multiply W4 with A8."""
+        pairs = [Width(weights, activations) for weights in self.options.bits for activations in self.options.bits]
+        return {name: score._asdict() for name, score in self.score(w, table, pairs).items()}
 
     def grid_steps(self) -> list[Steps]:
         """The step rules that make sense for the variant: one that trains in full precision has no table of its own."""

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,17 @@ class Checkpoint:
     state: State
     table: StepTable
     metrics_bytes: int
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a folder; the lock ends with the process, however it ends."""
+    with open(path / "lock", "w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"{path} is in use by another process") from None
+        yield
 
 
 class RunFolder:
@@ -75,15 +86,9 @@ class RunFolder:
     def finished(self) -> bool:
         return self.file("evaluation.json").exists()
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder while training in it; the lock ends with the process, however it ends."""
-        with open(self.file("lock"), "w") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(f"{self.path} is in use by another process") from None
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the folder while training in it."""
+        return locked(self.path)
 
     def append(self, log: str, entry: Mapping[str, Any]) -> None:
         """One line of metrics or timing."""
@@ -178,6 +183,9 @@ class RunFolder:
         """The trained model, its steps and the final evaluation; the evaluation last, as the sign of completeness."""
         save(self.file("model.safetensors"), w, {"format": "pt"})
         write_json(self.file("steps.json"), table.to_json())
+        self.save_evaluation(evaluation)
+
+    def save_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         write_json(self.file("evaluation.json"), evaluation)
 
     def model(self) -> dict[str, Tensor]:

@@ -31,18 +31,22 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return 100.0 * (outputs.argmax(1) == targets)
 
 
-def client_loss(prepared: nn.Module, variant: Variant, table: StepTable, data: Data, loss: PerExample,
-                step_scale: Mapping[str, Tensor]) -> Loss:
-    """f*(w; ξ) at a width: mean loss over the real rows of the batch with quantized tensors, plus the penalties."""
+def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExample,
+                step_scale: Mapping[str, Tensor], bf16: bool = False) -> Loss:
+    """f*(w; ξ) at a width: mean loss over the real rows of the batch with quantized tensors, plus the penalties.
+
+    With bf16, layers compute in bfloat16 (autocast); weights, their quantization and the loss stay in float32.
+    """
     parameter_of = weight_sites(prepared)
 
-    def value(w: Tensors, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
+    def value(w: Tensors, steps: Tensors, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
         parameters = {n: p for n, p in w.items() if not n.startswith(LOG_STEP)}
-        steps = {**table.steps, **_learned_steps(w, table, step_scale)}
+        steps = {**steps, **_learned_steps(w, steps, step_scale)}
         tensors = parameters | bind(prepared, steps, width, rows=xi.rows, key=xi.key, count=xi.step)
         inputs = data.pipeline.augmented(data.train.x[xi.index], xi.key, xi.step)
-        outputs = torch.func.functional_call(prepared, tensors, (inputs,))
-        each = loss(outputs, data.train.y[xi.index])
+        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+            outputs = torch.func.functional_call(prepared, tensors, (inputs,))
+        each = loss(outputs.float() if bf16 else outputs, data.train.y[xi.index])
         if each.shape != xi.rows.shape:
             raise ConfigError(f"loss must return one value per example, shape {tuple(xi.rows.shape)}, but returned "
                               f"{tuple(each.shape)}: use reduction='none'")
@@ -53,14 +57,14 @@ def client_loss(prepared: nn.Module, variant: Variant, table: StepTable, data: D
     return value
 
 
-def _learned_steps(w: Tensors, table: StepTable, scale: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _learned_steps(w: Tensors, steps: Tensors, scale: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Δ = Δ_start·exp(s), with the gradient of s = log(Δ/Δ_start) scaled by 1/√(N·high)."""
     out = {}
     for name, log_step in w.items():
         if name.startswith(LOG_STEP):
             site = name.removeprefix(LOG_STEP)
             scaled = log_step * scale[site]
-            out[site] = table.steps[site] * torch.exp(scaled + (log_step - scaled).detach())
+            out[site] = steps[site] * torch.exp(scaled + (log_step - scaled).detach())
     return out
 
 

@@ -5,24 +5,25 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anybit.config import Config, EngineName
+from anybit.config import Config, EngineName, Precision
 from anybit.data.examples import Data, check_labels, check_split
-from anybit.engines import ENGINES
+from anybit.engines import Engine, Sequential, Stacked
 from anybit.errors import ConfigError, Diverged, Interrupted, ModelError
 from anybit.evaluation import Evaluator, calibration_images
-from anybit.federated.algorithm import LOG_STEP, State, client_update, client_weighting, federated_round
+from anybit.federated.algorithm import LOG_STEP, ClientStep, State, Tensors, client_weighting, federated_round, sgd_step
 from anybit.federated.cohort import Cohort, build_cohort
 from anybit.federated.robust import combiner
 from anybit.federated.sampling import sample_cohort
 from anybit.federated.server import server
 from anybit.folder import RunFolder
+from anybit.kernels import has_kernels, use_kernels
 from anybit.objective import PerExample, accuracy, client_loss, cross_entropy, learned_step_scale
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.ranges import StepTable
@@ -90,6 +91,24 @@ def pick_engine(name: EngineName, device: torch.device) -> EngineName:
     return name if name != "auto" else ("sequential" if device.type == "cpu" else "stacked")
 
 
+COMPILED_FROM = 500
+"""Rounds from which compiling pays: it takes some seconds to start with, and saves some milliseconds a round."""
+
+
+def open_engine(config: Config, device: torch.device) -> Engine:
+    """The engine that a config names."""
+    if pick_engine(config.engine, device) == "sequential":
+        return Sequential()
+    chunk, on_gpu = config.compute.chunk or config.cohort, device.type == "cuda"
+    compiled = config.compute.compile if config.compute.compile is not None else config.rounds >= COMPILED_FROM
+    return Stacked(chunk, compiled=on_gpu and compiled, captured=on_gpu)
+
+
+def set_precision(precision: Precision) -> None:
+    """Let a GPU's matrix units take float32 as TF32 (10 bits of mantissa), unless exact products are asked for."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+
+
 def trainable(model: nn.Module) -> dict[str, Tensor]:
     """w: the parameters that clients train, by name."""
     w = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
@@ -101,14 +120,16 @@ def trainable(model: nn.Module) -> dict[str, Tensor]:
 class Training:
     """One training, from round 0 or from a checkpoint."""
 
-    def __init__(self, task: Task, config: Config, watch: Watch | None = None) -> None:
+    def __init__(self, task: Task, config: Config, watch: Watch | None = None, folder: RunFolder | None = None) -> None:
         """Settle and check everything; nothing is written yet."""
         self.task, self.config, self.watch = task, config, watch or Watch()
-        self.folder: RunFolder | None = None
+        self.folder = folder
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.device = pick_device(config.device)
-        self.map_clients = ENGINES[pick_engine(config.engine, self.device)]
+        set_precision(config.compute.precision)
+        self.kernels = self.device.type == "cuda" and config.compute.precision != "fp32" and has_kernels()
+        self.engine = open_engine(config, self.device)
         self.data = task.data.to(self.device)
         self.model = task.model.to(self.device)
         self.server = server(config.server)
@@ -116,7 +137,7 @@ class Training:
         self._check()
         images = calibration_images(self.data, config.ranges.calibration_images, config.seed)
         self.evaluator = Evaluator(self.model, task.variant, config.sites, config.ranges, config.evaluation, self.data,
-                                   images, task.loss, task.metric)
+                                   images, task.loss, task.metric, self.kernels)
 
     def _check(self) -> None:
         """Everything that can be known to be wrong before the first round."""
@@ -179,59 +200,92 @@ class Training:
                 site.observer = variant.observer
         return prepared
 
+    def begin(self, folder: RunFolder | None = None, resume: bool = False) -> None:
+        """Round 0, or where the newest checkpoint of the folder left off."""
+        self.folder = folder or self.folder
+        self.round, self.state, self.table = self.restore() if resume else self.start()
+
     def train(self, folder: RunFolder | None = None, resume: bool = False) -> Trained:
         """Train to the end, evaluate the full grid, and (with a folder) write everything down."""
-        self.folder = folder
-        round, state, table = self.restore() if resume else self.start()
-        update = self._client_update(state, table)
-        while round < self.config.rounds:
+        self.begin(folder, resume)
+        client_step = self.client_step()
+        program, cohort = self.engine.prepare(self._round(client_step)), self.cohort(self.round)
+        while not self.ended:
             started = time.perf_counter()
-            state, losses, cohort = self._round(round, state, update)
-            loss = self._mean_loss(losses, cohort)
-            round += 1
-            last = round == self.config.rounds
-            evaluation = None
-            if last or round % self.config.evaluation.every == 0:
-                evaluation = self.evaluator.own(weights(state), learned_table(state, table))
-            self._log({"round": round, "loss": loss, **({"evaluation": evaluation} if evaluation else {})})
-            seconds = time.perf_counter() - started
-            if self.folder:
-                self.folder.append("timing", {"round": round, "seconds": seconds})
-            self.watch.on_round(Progress(round, self.config.rounds, loss, evaluation, seconds))
-            stop = self.watch.stop and not last
-            if self.folder and (last or stop or round % self.config.checkpoint_every == 0):
-                self.folder.save_checkpoint(round, state, table)
-            if stop:
-                raise Interrupted(self._stopped(round))
-        return self._finish(weights(state), learned_table(state, table))
+            try:
+                state, losses = program(self.state, (self.table.steps, cohort, self.weighting(cohort)))
+            except torch.OutOfMemoryError:
+                self.watch.on_message(self.engine.shrink(len(cohort.clients)))
+                program = self.engine.prepare(self._round(client_step))
+                continue
+            # Laid out while the device is still busy with this round.
+            upcoming = self.cohort(self.round + 1)
+            self.advance(state, losses, cohort, started)
+            cohort = upcoming
+        return self.finish()
+
+    @property
+    def ended(self) -> bool:
+        return self.round >= self.config.rounds
+
+    def advance(self, state: State, losses: Tensor, cohort: Cohort, started: float) -> None:
+        """Take the result of a round: check it, evaluate and checkpoint when it is time, tell whoever watches."""
+        loss = self._mean_loss(losses, cohort)
+        self.round, self.state = self.round + 1, state
+        evaluation = None
+        if self.ended or self.round % self.config.evaluation.every == 0:
+            evaluation = self.evaluator.own(weights(state), learned_table(state, self.table))
+        self._log({"round": self.round, "loss": loss, **({"evaluation": evaluation} if evaluation else {})})
+        seconds = time.perf_counter() - started
+        if self.folder:
+            self.folder.append("timing", {"round": self.round, "seconds": seconds})
+        self.watch.on_round(Progress(self.round, self.config.rounds, loss, evaluation, seconds))
+        stop = self.watch.stop and not self.ended
+        if self.folder and (self.ended or stop or self.round % self.config.checkpoint_every == 0):
+            self.folder.save_checkpoint(self.round, state, self.table)
+        if stop:
+            raise Interrupted(self._stopped(self.round))
 
     def _stopped(self, round: int) -> str:
         if self.folder is None:
             return f"stopped after round {round}"
         return f"stopped after round {round}; continue with: anybit resume {self.folder.path}"
 
-    def _client_update(self, state: State, table: StepTable) -> Callable[..., Any]:
-        """Algorithm 1 and 2's client, with this run's loss and learning rates."""
+    def client_step(self) -> ClientStep:
+        """One step of Algorithm 1 and 2's client, with this run's loss and learning rates."""
         config, prepared = self.config, self._prepared()
+        if self.kernels:
+            use_kernels(prepared)
         scale = {}
         if config.ranges.learned:
             seen = activation_ranges(self.model, config.sites, trainable(self.model), self.evaluator.images)
-            scale = learned_step_scale(prepared, state.w, {n: r.features for n, r in seen.items()}, table)
-        loss = client_loss(prepared, self.task.variant, table, self.data, self.task.loss, scale)
-        lr = {n: config.client.step_lr if n.startswith(LOG_STEP) else config.client.lr for n in state.w}
-        return functools.partial(client_update, loss=loss, lr=lr)
+            scale = learned_step_scale(prepared, self.state.w, {n: r.features for n, r in seen.items()}, self.table)
+        loss = client_loss(prepared, self.task.variant, self.data, self.task.loss, scale,
+                           config.compute.precision == "bf16")
+        lr = {n: config.client.step_lr if n.startswith(LOG_STEP) else config.client.lr for n in self.state.w}
+        return functools.partial(sgd_step, loss=loss, lr=lr)
 
-    def _round(self, round: int, state: State, update: Callable[..., Any]) -> tuple[State, Tensor, Cohort]:
+    def _round(self, client_step: ClientStep) -> Callable[[State, Any], tuple[State, Tensor]]:
+        """(state, (steps, cohort, weighting)) → (state, losses): one round as a function of tensors."""
+        server = replace(self.server, step=self.engine.compile(self.server.step))
+
+        def round(state: State, inputs: tuple[Tensors, Cohort, Tensor]) -> tuple[State, Tensor]:
+            steps, cohort, weighting = inputs
+            return federated_round(state, steps, cohort, client_step, server, self.engine.map_clients, weighting,
+                                   combiner(self.config.server))
+        return round
+
+    def cohort(self, round: int) -> Cohort:
+        """Who takes part in a round, at which width, on which batches."""
         config, split = self.config, self.task.split
         clients = sample_cohort(config.sampling, config.seed, round, len(split), config.cohort,
                                 lambda everybody: self.task.variant.widths_of(config.seed, round, everybody))
         widths = self.task.variant.widths_of(config.seed, round, clients)
-        cohort = build_cohort(config.seed, round, clients, widths, split, config.client.batch_size,
-                              config.client.epochs, self.device)
-        weighting = client_weighting(cohort, config.weighting == "examples")
-        new, losses = federated_round(state, cohort, update, self.server, self.map_clients, weighting,
-                                      combiner(config.server))
-        return new, losses, cohort
+        return build_cohort(config.seed, round, clients, widths, split, config.client.batch_size, config.client.epochs,
+                            self.device)
+
+    def weighting(self, cohort: Cohort) -> Tensor:
+        return client_weighting(cohort, self.config.weighting == "examples")
 
     def _mean_loss(self, losses: Tensor, cohort: Cohort) -> float:
         """Mean over the real steps of the cohort; a loss that is not finite ends the run by name."""
@@ -252,14 +306,17 @@ class Training:
         if self.folder:
             self.folder.append("metrics", entry)
 
-    def _finish(self, w: dict[str, Tensor], table: StepTable) -> Trained:
+    def finish(self) -> Trained:
         """The full grid. The steps that are kept are the ones the model is meant to be quantized with: its own."""
+        w, table = weights(self.state), learned_table(self.state, self.table)
         self.watch.on_message("evaluating at all widths")
         own = self.evaluator.table(w, table, self.evaluator.own_steps)
         metric = getattr(self.task.metric, "__name__", "metric")
         evaluation = {"metric": metric, "variant": self.task.variant.name, "own": self.evaluator.own_steps,
                       "sites": self.task.variant.sites, "test_examples": len(self.data.test),
                       "grid": self.evaluator.grid(w, table)}
+        if self.config.evaluation.mixed:
+            evaluation["mixed"] = self.evaluator.mixed(w, own)
         if self.folder:
             self.folder.save_result(w, own, evaluation)
         return Trained(w, own, evaluation, self.metrics)

@@ -17,7 +17,6 @@ from anybit.errors import ConfigError
 from anybit.federated.cohort import Batch, build_cohort
 from anybit.objective import client_loss
 from anybit.quant.grid import FLOAT, Width
-from anybit.quant.ranges import StepTable
 from anybit.quant.sites import prepare, quantizers
 from anybit.randomness import generator
 from anybit.run import Task, pick_device
@@ -74,7 +73,7 @@ class Probe:
         prepared = prepare(task.model.to(self.device), options=config.sites).eval()
         for site in quantizers(prepared, "activations").values():
             site.observer = task.variant.observer
-        self.loss = client_loss(prepared, task.variant, StepTable({}), task.data.to(self.device), task.loss, {})
+        self.loss = client_loss(prepared, task.variant, task.data.to(self.device), task.loss, {})
         self.width = torch.tensor(Width(FLOAT, FLOAT), device=self.device)
 
     def clients(self) -> list[int]:
@@ -100,7 +99,7 @@ class Probe:
         return ClientView(float((share * torch.stack(values)).sum()), mean, spread / max(len(batches) - 1, 1))
 
     def _gradient(self, w: Tensors, xi: Batch) -> tuple[Tensor, Tensor]:
-        gradient, value = torch.func.grad_and_value(lambda p: self.loss(p, self.width, xi)[0])(dict(w))
+        gradient, value = torch.func.grad_and_value(lambda p: self.loss(p, {}, self.width, xi)[0])(dict(w))
         return value.detach().cpu(), flat(gradient)
 
 

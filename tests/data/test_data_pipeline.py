@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from anybit.config import ClientOptions, Config
 from anybit.data.examples import Data, Examples, Pipeline
-from anybit.engines import ENGINES
 from anybit.errors import DataError
 from anybit.federated.cohort import build_cohort
 from anybit.quant.grid import Width
 from anybit.run import Task, Training
 from anybit.variants import mqat
+from tests.gathered import ENGINES, gathered
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 
@@ -81,13 +81,14 @@ def test_every_engine_trains_on_the_same_augmented_images(images: Tensor) -> Non
     split = np.split(np.arange(40), [1, 10, 17])
     config = Config(cohort=4, client=ClientOptions(lr=0.1, batch_size=4, epochs=2))
     training = Training(Task(model, mqat(), data, split), config)
-    _, state, table = training.start()
-    update = training._client_update(state, table)
+    training.begin()
+    state, table = training.state, training.table
+    step = training.client_step()
     widths = [Width(4, 32), Width(2, 32), Width(32, 32), Width(8, 32)]
     cohort = build_cohort(1, 0, range(4), widths, split, 4, 2, torch.device("cpu"))
     assert len(cohort.segments()) > 1
-    reference, losses = ENGINES["sequential"](update, state.w, cohort)
-    stacked, stacked_losses = ENGINES["stacked"](update, state.w, cohort)
+    reference, losses = gathered(ENGINES["sequential"], step, state.w, table.steps, cohort)
+    stacked, stacked_losses = gathered(ENGINES["stacked"], step, state.w, table.steps, cohort)
     assert all(float(delta.abs().max()) > 0 for delta in reference.values())
     for name, delta in reference.items():
         assert torch.allclose(delta, stacked[name], rtol=1e-6, atol=1e-9), name

@@ -44,6 +44,18 @@ def model():
 """
 
 
+SWEEP = """
+import pathlib, sys
+from anybit.results import read_results, write_results
+from anybit.schedule import SweepWatch, train_sweep
+from anybit.sweep import SweepFolder, plan
+sweep = SweepFolder.begin(pathlib.Path("sweep"), plan(["own.toml"], [], [1, 2]))
+assert train_sweep(sweep, SweepWatch(), ["own"]) == {}
+write_results(read_results([sweep.path]).results, pathlib.Path("results.json"))
+print(sorted({name.partition(".")[0] for name in sys.modules} & {"typer", "rich", "matplotlib", "sklearn"}))
+"""
+
+
 def requirements(name: str, found: set[str]) -> set[str]:
     """A distribution and everything it requires, extras aside."""
     key = re.sub(r"[-_.]+", "-", name).lower()
@@ -89,6 +101,15 @@ def test_the_core_trains_with_torch_and_numpy_alone(bare: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
     assert json.loads((bare / "run/evaluation.json").read_text())["grid"]["table"]["WA2"]["loss"] > 0
+
+
+def test_a_sweep_trains_and_collects_with_torch_and_numpy_alone(bare: Path) -> None:
+    (bare / "own.toml").write_text('rounds = 1\ncohort = 2\n[data]\nname = "own:data"\n[model]\nname = "own:model"\n'
+                                   '[split]\nname = "iid"\nclients = 4\n')
+    done = python(bare, "-c", SWEEP)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+    assert len(json.loads((bare / "results.json").read_text())["runs"]) == 2
 
 
 def test_what_is_missing_is_named_with_its_extra(bare: Path) -> None:

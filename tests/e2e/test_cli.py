@@ -44,6 +44,13 @@ def test_run_report_eval(anybit: Anybit, home: Path) -> None:
     values = json.loads(evaluated.stdout)
     assert values["W2"]["metric"] == pytest.approx(scores["W2"]["metric"])
     assert set(values) == {"W2", "W4A8"}
+    mixed = anybit("eval", "runs/a", "--mixed", "--import", "tiny_models")
+    assert mixed.returncode == 0, mixed.stderr
+    assert mixed.stdout.split()[:7] == ["accuracy", "A32", "A8", "A6", "A4", "A3", "A2"]
+    kept = json.loads((home / "runs/a/evaluation.json").read_text())["mixed"]
+    assert kept["W4A8"]["metric"] == pytest.approx(values["W4A8"]["metric"])
+    assert mixed.stdout.splitlines()[4].split() == ["W4", *(f"{kept[w]['metric']:.2f}" for w in
+                                                            ("W4", "W4A8", "W4A6", "WA4", "W4A3", "W4A2"))]
 
     quiet = anybit("run", "quickstart/fedavg", *TINY, "--path", "runs/b", "--quiet", "--json")
     assert "round" not in quiet.stderr
@@ -111,7 +118,7 @@ def test_dry_run_prints_config_and_cost_and_leaves_nothing(anybit: Anybit, home:
 def test_recipes_are_listed_shown_and_copied(anybit: Anybit, home: Path) -> None:
     names = anybit("ls").stdout.split()
     assert "quickstart/mqat" in names
-    assert len(names) == 62
+    assert len(names) == 63
     listed = json.loads(anybit("ls", "paper/cifar10-lenet5", "--json").stdout)
     assert len(listed) == 9
     assert all(entry["description"] for entry in listed)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -8,11 +9,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from anybit.engines import ENGINES
-from anybit.federated.algorithm import LOG_STEP, State, client_update, client_weighting, federated_round, mean_delta
+from anybit.federated.algorithm import (
+    LOG_STEP,
+    State,
+    Tensors,
+    client_update,
+    client_weighting,
+    federated_round,
+    mean_delta,
+    sgd_step,
+)
 from anybit.federated.cohort import Batch, Cohort, build_cohort
 from anybit.federated.server import ServerOptions, server
 from anybit.quant.grid import BITS, Width
+from tests.gathered import ENGINES, gathered
 
 CPU = torch.device("cpu")
 
@@ -23,15 +33,18 @@ def cohort_of(sizes: list[int], widths: list[Width], batch_size: int = 2) -> Coh
     return build_cohort(1, 0, range(len(sizes)), widths, split, batch_size, 1, CPU)
 
 
-def quadratic(w: object, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
+def quadratic(w: object, steps: object, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
     """½(w − 1)²: gradient w − 1."""
     value = 0.5 * (w["w"] - 1) ** 2  # type: ignore[index]
     return value, value
 
 
+half_step = functools.partial(sgd_step, loss=quadratic, lr={"w": 0.5})
+
+
 def test_client_update_by_hand() -> None:
     cohort = cohort_of([4], [Width(32, 32)])
-    delta, losses = client_update({"w": torch.tensor(0.0)}, cohort.width_bits[0], cohort.batches(0), quadratic, {"w": 0.5})
+    delta, losses = client_update({"w": torch.tensor(0.0)}, {}, cohort.width_bits[0], cohort.batches(0), half_step)
     # two batches: 0 → 0.5 → 0.75
     assert float(delta["w"]) == pytest.approx(0.75)
     assert losses.tolist() == pytest.approx([0.5, 0.125])
@@ -41,14 +54,10 @@ def test_client_update_by_hand() -> None:
 def test_a_round_averages_uniformly_or_by_examples(engine: str) -> None:
     """Clients with 2 and 6 examples do 1 and 3 steps: deltas 0.5 and 0.875."""
     cohort = cohort_of([2, 6], [Width(32, 32)] * 2)
-
-    def update(w: object, width: Tensor, batches: object) -> object:
-        return client_update(w, width, batches, quadratic, {"w": 0.5})  # type: ignore[arg-type]
-
     sgd = server(ServerOptions("sgd", lr=1.0))
     for by_examples, expected in ((False, (0.5 + 0.875) / 2), (True, (2 * 0.5 + 6 * 0.875) / 8)):
         state = State({"w": torch.tensor(0.0)}, {})
-        new, losses = federated_round(state, cohort, update, sgd, ENGINES[engine],  # type: ignore[arg-type]
+        new, losses = federated_round(state, {}, cohort, half_step, sgd, ENGINES[engine].map_clients,
                                       client_weighting(cohort, by_examples))
         assert float(new.w["w"]) == pytest.approx(expected)
         assert losses.shape == (2, 3)
@@ -61,12 +70,17 @@ def test_learned_steps_average_over_the_clients_that_trained_at_them() -> None:
     name = f"{LOG_STEP}layer.weight_quantizer"
     delta = torch.zeros(3, len(BITS))
     delta[0, BITS.index(2)], delta[1, BITS.index(2)], delta[2, BITS.index(4)] = 0.3, 0.5, 0.2
-    mean = mean_delta({name: delta, "w": torch.tensor([1.0, 2.0, 6.0])}, cohort, client_weighting(cohort))
+    deltas = {name: delta, "w": torch.tensor([1.0, 2.0, 6.0])}
+    mean, _ = mean_delta([(slice(0, 2), {n: d[:2] for n, d in deltas.items()}, torch.zeros(2, 1)),
+                          (slice(2, 3), {n: d[2:] for n, d in deltas.items()}, torch.zeros(1, 1))],
+                         cohort.width_bits, client_weighting(cohort))
     assert mean[name].tolist() == pytest.approx([0.4, 0, 0.2, 0, 0, 0, 0])
     assert float(mean["w"]) == pytest.approx(3)
     # on an activation site nobody trained quantized
     site = f"{LOG_STEP}layer.input_quantizer"
-    assert mean_delta({site: torch.zeros(3, 7)}, cohort, client_weighting(cohort))[site].tolist() == [0] * 7
+    mean, _ = mean_delta([(slice(0, 3), {site: torch.zeros(3, 7)}, torch.zeros(3, 1))], cohort.width_bits,
+                         client_weighting(cohort))
+    assert mean[site].tolist() == [0] * 7
 
 
 def test_learned_steps_take_plain_server_steps() -> None:
@@ -77,10 +91,10 @@ def test_learned_steps_take_plain_server_steps() -> None:
     adam = server(ServerOptions("adam", lr=1.0))
     state = replace_optimizer(state, adam.init({"w": state.w["w"]}))
 
-    def update(w: object, width: Tensor, batches: object) -> tuple[dict[str, Tensor], Tensor]:
-        return {"w": torch.tensor(1e-6), name: torch.tensor([1e-6, 0, 0, 0, 0, 0, 0])}, torch.zeros(1)
+    def step(w: Tensors, steps: Tensors, width: Tensor, xi: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        return {"w": w["w"] + 1e-6, name: w[name] + torch.tensor([1e-6, 0, 0, 0, 0, 0, 0])}, torch.zeros(())
 
-    new, _ = federated_round(state, cohort, update, adam, ENGINES["sequential"], client_weighting(cohort))
+    new, _ = federated_round(state, {}, cohort, step, adam, ENGINES["sequential"].map_clients, client_weighting(cohort))
     assert float(new.w["w"]) == pytest.approx(0.99, abs=0.011)
     assert new.w[name].tolist() == pytest.approx([1e-6, 0, 0, 0, 0, 0, 0])
 
@@ -93,6 +107,5 @@ def test_a_padded_step_changes_nothing() -> None:
     cohort = cohort_of([2], [Width(32, 32)])
     padded = replace(cohort, index=torch.zeros(1, 3, 2, dtype=torch.int64), rows=torch.tensor([[[1.0, 1], [0, 0], [0, 0]]]))
     for engine in ENGINES.values():
-        deltas, _ = engine(lambda w, width, batches: client_update(w, width, batches, quadratic, {"w": 0.5}),
-                           {"w": torch.tensor(0.0)}, padded)
+        deltas, _ = gathered(engine, half_step, {"w": torch.tensor(0.0)}, {}, padded)
         assert deltas["w"].tolist() == pytest.approx([0.5])

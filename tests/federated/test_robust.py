@@ -41,10 +41,12 @@ def test_learned_steps_keep_the_mean_over_those_that_trained_at_them() -> None:
     cohort = build_cohort(1, 0, [0, 1], [Width(2, 32), Width(4, 32)], split, 3, 1, CPU)
     deltas = {"w": torch.tensor([[1.0], [3.0]]), "log_step/a.weight_quantizer": torch.ones(2, 7)}
     weighting = torch.tensor([0.5, 0.5])
-    combined = combiner(ServerOptions(mean="median"))(deltas, cohort, weighting)
+    parts = [(slice(i, i + 1), {n: d[i:i + 1] for n, d in deltas.items()}, torch.ones(1, 3)) for i in range(2)]
+    combined, losses = combiner(ServerOptions(mean="median"))(parts, cohort.width_bits, weighting)
     name = "log_step/a.weight_quantizer"
-    assert torch.equal(combined[name], mean_delta({name: deltas[name]}, cohort, weighting)[name])
+    assert torch.equal(combined[name], mean_delta(parts, cohort.width_bits, weighting)[0][name])
     assert combined["w"].item() == 2
+    assert losses.shape == (2, 3)
     assert combiner(ServerOptions()) is mean_delta
 
 

@@ -6,73 +6,26 @@ difference would grow from there.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from anybit.config import ClientOptions, Config, RangeOptions
-from anybit.data.examples import Data, Examples
-from anybit.engines import ENGINES
+from anybit.config import RangeOptions
 from anybit.federated.cohort import build_cohort
 from anybit.quant.grid import Width
 from anybit.quant.sites import SiteOptions
-from anybit.run import Task, Training
-from anybit.variants import Variant, apqn, baseline, kure, mqat, qat, weight_decay_penalty
-
-SIZES = [1, 9, 4, 17]
-SITES = ("W", "A", "WA")
-
-
-class Net(nn.Module):
-    """Convolutions, a group norm, dropout, a residual, pooling and a linear layer: what could break under vmap."""
-
-    def __init__(self, pool: nn.Module) -> None:
-        super().__init__()
-        self.pool = pool
-        self.conv1, self.norm = nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4)
-        self.conv2, self.drop = nn.Conv2d(4, 4, 3, padding=1), nn.Dropout(0.3)
-        self.head = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.norm(self.conv1(x)))
-        x = torch.relu(x + self.drop(self.conv2(x)))
-        out: Tensor = self.head(self.pool(x).mean((2, 3)))
-        return out
-
-
-def with_decay(variant: Variant) -> Variant:
-    """The same variant with client weight decay on."""
-    from dataclasses import replace
-
-    return replace(variant, penalties=(*variant.penalties, weight_decay_penalty(0.01)))
-
-
-VARIANTS = {
-    "baseline": baseline(weight_decay=0.01), "baseline dropout": with_decay(baseline(dropout=0.5)),
-    **{f"{make.__name__} {s}": with_decay(make(sites=s)) for make in (kure, apqn, qat, mqat) for s in SITES},  # type: ignore[operator]
-    **{f"qat2 {s}": with_decay(qat(2, s)) for s in SITES},  # type: ignore[arg-type]
-    **{f"mqat* {s}": with_decay(mqat(sites=s, fixed=True)) for s in SITES},  # type: ignore[arg-type]
-}
-
-
-def training(variant: Variant, pool: nn.Module | None = None, **settings: object) -> Training:
-    torch.manual_seed(5)
-    draw = np.random.default_rng(0)
-    total = sum(SIZES)
-    data = Data(Examples(torch.from_numpy(draw.normal(size=(total, 1, 6, 6))),
-                         torch.from_numpy(draw.integers(3, size=total))),
-                Examples(torch.randn(4, 1, 6, 6).double(), torch.tensor([0, 1, 2, 0])))
-    split = np.split(np.arange(total), np.cumsum(SIZES)[:-1])
-    config = Config(cohort=len(SIZES), client=ClientOptions(lr=0.1, batch_size=4, epochs=2), **settings)  # type: ignore[arg-type]
-    return Training(Task(Net(pool or nn.AvgPool2d(2)).double(), variant, data, split), config)
+from anybit.run import Training
+from anybit.variants import apqn, mqat
+from tests.gathered import ENGINES, gathered
+from tests.parity.cases import SITES, SIZES, VARIANTS, training, with_decay
 
 
 def deltas_by_engine(run: Training, widths: list[Width]) -> dict[str, tuple[dict[str, Tensor], Tensor]]:
-    _, state, table = run.start()
-    update = run._client_update(state, table)
+    run.begin()
+    state, table = run.state, run.table
+    step = run.client_step()
     cohort = build_cohort(1, 3, range(len(SIZES)), widths, run.task.split, 4, 2, torch.device("cpu"))
-    return {name: engine(update, state.w, cohort) for name, engine in ENGINES.items()}
+    return {name: gathered(engine, step, state.w, table.steps, cohort) for name, engine in ENGINES.items()}
 
 
 def assert_parity(results: dict[str, tuple[dict[str, Tensor], Tensor]]) -> None:
@@ -136,13 +89,15 @@ def test_parity_of_site_options(options: SiteOptions) -> None:
 def test_same_draws_whatever_the_cohort_around_a_client() -> None:
     """A client's noise depends on (seed, round, client) alone, not on who else is in the cohort."""
     run = training(apqn(2, "WA"))
-    _, state, table = run.start()
-    update = run._client_update(state, table)
+    run.begin()
+    state, table = run.state, run.table
+    step = run.client_step()
 
     def delta(clients: list[int], engine: str) -> Tensor:
         widths = [Width(2, 2)] * len(clients)
         cohort = build_cohort(1, 3, clients, widths, run.task.split, 4, 2, torch.device("cpu"))
-        return ENGINES[engine](update, state.w, cohort)[0]["conv2.weight"][clients.index(1)]
+        deltas, _ = gathered(ENGINES[engine], step, state.w, table.steps, cohort)
+        return deltas["conv2.weight"][clients.index(1)]
 
     reference = delta([1], "sequential")
     for engine in ENGINES:

@@ -12,7 +12,7 @@ import torch
 
 from anybit.errors import MissingExtra
 from anybit.quant.ranges import weight_steps
-from anybit.report import plots, weights
+from anybit.report import mixed, plots, weights, write_report
 from anybit.report.read import RunRecord, read_runs
 from anybit.report.style import inline, render, require_matplotlib, styled
 
@@ -39,6 +39,24 @@ def test_each_kind_of_sites_has_its_plot(runs: list[RunRecord]) -> None:
         assert [p.name for p in plots.accuracy_plots(runs)] == ["accuracy-W", "accuracy-A", "accuracy-WA"]
         assert [p.name for p in plots.layer_plots(runs)] == ["layers-weights"]
         assert [p.name for p in plots.curve_plots(runs)] == ["loss", "score"]
+
+
+def test_mixed_widths_are_a_heat_map(copied: Copied) -> None:
+    path = copied("mqat", "mixed")
+    evaluation = json.loads((path / "evaluation.json").read_text())
+    values = {"FP32": 90.0, "W2": 50.0, "A2": 20.0, "WA2": 10.0}
+    evaluation["mixed"] = {width: {"loss": 1.0, "metric": value} for width, value in values.items()}
+    (path / "evaluation.json").write_text(json.dumps(evaluation))
+    with styled():
+        (plot,) = mixed.mixed_plots(read_runs([path, copied("mqat", "other")]))
+        svg = inline(render(plot).svg, "mixed")
+    (axes,) = plot.figure.axes
+    assert [t.get_text() for t in axes.texts] == ["90.0", "20.0", "50.0", "10.0"], "weights down, activations across"
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["W32", "W2"]
+    assert axes.yaxis_inverted()
+    assert "<image" not in svg
+    page = write_report([path], path.parent / "out")
+    assert 'id="mixed"' in page.read_text()
 
 
 def test_an_inlined_plot_is_well_formed_and_has_its_own_ids(runs: list[RunRecord]) -> None:

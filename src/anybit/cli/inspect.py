@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from anybit.cli.console import Debug, Import, Json, print_json, print_table, say
 from anybit.cli.training import RunPath
 
+if TYPE_CHECKING:
+    from anybit.api import Run
+    from anybit.report.paper import Comparison
+
 
 def evaluate(path: RunPath,
              width: Annotated[list[str] | None, typer.Option(help="W4, A4, WA4, W4A8, FP32; repeat for more.")] = None,
              steps: Annotated[str | None, typer.Option(help="table, rule, mse, minmax or cover.")] = None,
+             mixed: Annotated[bool, typer.Option("--mixed", help="Every pair of bits of weights and activations, kept "
+                                                                 "with the run for its report.")] = False,
              imports: Import = None, json: Json = False, debug: Debug = False) -> None:
     """Evaluate a trained run at any widths on the whole test set."""
     from typing import get_args
@@ -26,6 +32,11 @@ def evaluate(path: RunPath,
     if steps is not None and steps not in get_args(Steps):
         raise ConfigError(f"--steps {steps}: {did_you_mean(steps, get_args(Steps))}")
     run = Run.load(path, trusted=imports or [])
+    if mixed:
+        if width or steps:
+            raise ConfigError("--mixed evaluates all widths at the run's own steps: leave out --width and --steps")
+        _print_mixed(run, json)
+        return
     sites = run.evaluation["sites"]
     widths = [str(Width.parse(w)) for w in width] if width else [str(Width.of(sites, b)) for b in run.config.evaluation.bits]
     scores = run.evaluate(widths, steps)  # type: ignore[arg-type]
@@ -36,20 +47,78 @@ def evaluate(path: RunPath,
                     [[name, f"{s.loss:.4f}", f"{s.metric:.2f}"] for name, s in scores.items()])
 
 
+def _print_mixed(run: Run, json: bool) -> None:
+    """Weights down, activations across."""
+    from anybit.quant.grid import Width
+
+    scores, bits = run.mixed(), run.config.evaluation.bits
+    if json:
+        print_json({name: score._asdict() for name, score in scores.items()})
+    else:
+        print_table([run.evaluation["metric"], *(f"A{a}" for a in bits)],
+                    [[f"W{w}", *(f"{scores[str(Width(w, a))].metric:.2f}" for a in bits)] for w in bits])
+
+
 def report(paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
            out: Annotated[Path | None, typer.Option(help="Where to write; default: report/ in the first run.")] = None,
+           paper: Annotated[bool, typer.Option("--paper", help="Compare with the paper's figures instead; RUN may also "
+                                                               "be a sweep or a results file.")] = False,
+           markdown: Annotated[Path | None, typer.Option(help="With --paper: write the comparison here, too.")] = None,
            json: Json = False, debug: Debug = False) -> None:
-    """Compare runs: a table here, and one HTML page with plots."""
+    """Compare runs: a table here, and one HTML page with plots. Or compare them with the paper's figures."""
+    from anybit.errors import ConfigError
     from anybit.report import accuracy_table, read_runs, write_report
 
+    if markdown is not None and not paper:
+        raise ConfigError("--markdown belongs to --paper")
+    where = out or (paths[0] if paths[0].is_dir() else paths[0].parent) / "report"
+    if paper:
+        _report_paper(paths, where, markdown, json)
+        return
     runs = read_runs(paths)
     table = accuracy_table(runs)
     if json:
         print_json(table.as_json())
     else:
         print_table(table.columns, table.cells(), table.marks())
-    page = write_report(paths, out or paths[0] / "report")
+    page = write_report(paths, where)
     say(f"report: {page}")
+
+
+def _report_paper(paths: list[Path], out: Path, markdown: Path | None, json: bool) -> None:
+    from anybit.report import paper_text
+    from anybit.report.paper import compare
+    from anybit.report.paper_page import write_comparison
+    from anybit.results import read_results
+
+    found = read_results(paths)
+    comparison = compare(found.results)
+    if json:
+        print_json(paper_text.as_json(comparison))
+    else:
+        _print_comparison(comparison)
+    for name in found.unfinished:
+        say(f"left out, because it is not finished: {name}")
+    for name in comparison.others:
+        say(f"left out, because it is no column of the paper: {name}")
+    for file in write_comparison(comparison, out, markdown):
+        say(f"wrote {file}")
+
+
+def _print_comparison(comparison: Comparison) -> None:
+    from anybit.report import paper_text
+    from anybit.report.overfitting import courses
+
+    for table in comparison.tables:
+        print(f"{table.title} ({table.number})")
+        print_table(paper_text.head(table), paper_text.rows(table))
+        print(*paper_text.notes(table), "", sep="\n")
+    for home, lines in courses(comparison.by_recipe).items():
+        print(f"Overfitting: {home}")
+        print_table(paper_text.OVERFITTING_HEAD, paper_text.overfitting_rows(lines))
+        print()
+    print_table(paper_text.CLAIM_HEAD, paper_text.claim_rows(comparison.verdicts))
+    print(f"\n{paper_text.agreement(comparison.tables)} Beyond that: !, doubted: ?")
 
 
 def doctor(json: Json = False, debug: Debug = False) -> None:

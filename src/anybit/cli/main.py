@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 import typer
 
-from anybit.cli import bound, data, export, fleet, inspect, recipes, training
+from anybit.cli import bound, data, export, fleet, inspect, recipes, sweep, training
 
 app = typer.Typer(name="anybit", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
                   pretty_exceptions_enable=False, help="Train one federated model that survives every bit-width.")
@@ -17,6 +17,8 @@ app.command("show")(recipes.show)
 app.command("cp")(recipes.cp)
 app.command("run")(training.run)
 app.command("resume")(training.resume)
+app.command("sweep")(sweep.sweep)
+app.command("collect")(sweep.collect)
 app.command("eval")(inspect.evaluate)
 app.command("report")(inspect.report)
 app.command("bound")(bound.bound)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
@@ -17,7 +17,7 @@ from anybit.cli.recipes import Overrides, Recipe
 if TYPE_CHECKING:
     from anybit.config import Config
     from anybit.folder import RunFolder
-    from anybit.run import Task, Training, Watch
+    from anybit.run import Task, Training
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
 
@@ -53,7 +53,10 @@ def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Js
     from anybit.api import Run
     from anybit.errors import RunError
     from anybit.run import Training, Watch
+    from anybit.sweep import is_sweep
 
+    if is_sweep(path):
+        raise RunError(f"{path} is a sweep: continue it with 'anybit sweep {path}'")
     run = Run.load(path, trusted=imports or [])
     if run.folder.finished:
         raise RunError(f"{path} is finished: see it with 'anybit report {path}'")
@@ -65,7 +68,7 @@ def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Js
 def _train(training: Training, folder: RunFolder, reporter: Reporter, json: bool, resume: bool = False) -> None:
     task, config = training.task, training.config
     try:
-        with folder.locked(), _stoppable(training.watch):
+        with folder.locked(), stoppable(training.watch):
             reporter.message(f"{folder.path}: {task.variant.name} on {config.data.name}, {len(task.split)} clients, "
                              f"{config.cohort} a round, {config.engine} engine on {config.device}")
             trained = training.train(folder, resume)
@@ -78,8 +81,14 @@ def _train(training: Training, folder: RunFolder, reporter: Reporter, json: bool
     say(f"run: {folder.path}   report: anybit report {folder.path}")
 
 
+class Stoppable(Protocol):
+    """What ends after its current round once `stop` is set."""
+
+    stop: bool
+
+
 @contextmanager
-def _stoppable(watch: Watch) -> Iterator[None]:
+def stoppable(watch: Stoppable) -> Iterator[None]:
     """Ctrl-C or a polite kill ends the run after the current round, with a checkpoint; a second Ctrl-C at once."""
     def stop(number: int, frame: Any) -> None:
         if watch.stop:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.nn.functional import pad
 
+from anybit.engines.base import Engine, Part, Tensors
 
-def map_clients(update: Callable[..., Any], w: Mapping[str, Tensor], cohort: Any) -> tuple[dict[str, Tensor], Tensor]:
-    """(deltas, losses), client first; the losses of shorter clients end in zeros."""
-    deltas, losses = [], []
-    for i in range(len(cohort.clients)):
-        delta, loss = update(w, cohort.width_bits[i], cohort.batches(i))
-        deltas.append(delta)
-        losses.append(pad(loss, (0, cohort.steps - len(loss))))
-    return {name: torch.stack([d[name] for d in deltas]) for name in w}, torch.stack(losses)
+
+class Sequential(Engine):
+    """Memory holds one client at a time, whatever the cohort."""
+
+    def map_clients(self, update: Callable[..., Any], client_step: Callable[..., Any], w: Tensors, steps: Tensors,
+                    cohort: Any) -> Iterator[Part]:
+        """One part per client; the losses of shorter clients end in zeros."""
+        for i in range(len(cohort.clients)):
+            delta, losses = update(w, steps, cohort.width_bits[i], cohort.batches(i), client_step)
+            losses = pad(losses, (0, cohort.steps - len(losses)))
+            yield slice(i, i + 1), {n: d[None] for n, d in delta.items()}, losses[None]

@@ -106,7 +106,7 @@ def output_grids(subject: Subject, width: Width, layers: list[str]) -> dict[str,
 def outputs(model: nn.Module, subject: Subject, dtype: torch.dtype = torch.float32) -> Tensor:
     """What the model says of the whole test set; float64 is the control for differences by rounding alone."""
     model = copy.deepcopy(model).to(dtype)
-    x, size = subject.data.test.x, subject.evaluator.options.batch_size
+    x, size = subject.data.test.x, subject.evaluator.batch_size
     parts = [model(subject.data.pipeline(x[i:i + size]).to(dtype)) for i in range(0, len(x), size)]
     return torch.cat(parts).to(torch.float32)
 

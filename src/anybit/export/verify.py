@@ -59,7 +59,7 @@ def session(path: Path, threads: int = 1, optimized: Path | None = None) -> Any:
 
 def onnx_outputs(path: Path, subject: Subject) -> Tensor:
     """What the artifact says of the whole test set."""
-    running, size = session(path), subject.evaluator.options.batch_size
+    running, size = session(path), subject.evaluator.batch_size
     name, x = running.get_inputs()[0].name, subject.data.test.x
     parts = [running.run(None, {name: subject.data.pipeline(x[i:i + size]).numpy()})[0] for i in range(0, len(x), size)]
     return torch.cat([torch.from_numpy(part) for part in parts])

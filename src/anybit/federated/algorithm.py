@@ -6,7 +6,7 @@ The variants differ in the loss alone: f(w), f(w) + λ·L_KURE(w), f(w + noise),
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,18 +16,25 @@ from anybit.federated.server import Server
 from anybit.quant.grid import BITS
 
 Tensors = Mapping[str, Tensor]
-Loss = Callable[[Tensors, Tensor, Batch], tuple[Tensor, Tensor]]
-"""(w, width, ξ) → (what is minimized, the mean loss on ξ that is reported)."""
+Loss = Callable[[Tensors, Tensors, Tensor, Batch], tuple[Tensor, Tensor]]
+"""(w, steps, width, ξ) → (what is minimized, the mean loss on ξ that is reported)."""
 
-ClientUpdate = Callable[[Tensors, Tensor, Iterable[Batch]], tuple[dict[str, Tensor], Tensor]]
-MapClients = Callable[[ClientUpdate, Tensors, Cohort], tuple[dict[str, Tensor], Tensor]]
-"""Run the client update for every client of the cohort: (deltas, losses), client first, losses (client, step)."""
-
-Combine = Callable[[Tensors, Cohort, Tensor], dict[str, Tensor]]
-"""(deltas, client first; cohort; weighting) → Δ_t."""
+ClientStep = Callable[[Tensors, Tensors, Tensor, Batch], tuple[dict[str, Tensor], Tensor]]
+"""(w, steps, width, ξ) → (w after one step of SGD, the loss before it)."""
 
 LOG_STEP = "log_step/"
 """Names of learned steps among the parameters: log(Δ/Δ_start) of one site, first dimension BITS."""
+
+
+Part = tuple[slice, dict[str, Tensor], Tensor]
+"""Some clients of a cohort after their local training: (which, deltas with the client first, losses (client, step))."""
+
+MapClients = Callable[[Callable[..., Any], ClientStep, Tensors, Tensors, Cohort], Iterable[Part]]
+"""An engine: run `client_update` with the given client step for every client of the cohort, in parts, in order."""
+
+
+Combine = Callable[[Iterable[Part], Tensor, Tensor], tuple[dict[str, Tensor], Tensor]]
+"""(parts, the clients' bits, their weighting) → (Δ_t, losses)."""
 
 
 class State(NamedTuple):
@@ -37,40 +44,68 @@ class State(NamedTuple):
     optimizer: dict[str, Tensor]
 
 
-def client_update(w: Tensors, width: Tensor, batches: Iterable[Batch], loss: Loss,
-                  lr: Mapping[str, float]) -> tuple[dict[str, Tensor], Tensor]:
-    """One client: K steps of SGD from the server's w. Returns the delta w_K − w_0 and the loss of every step."""
-    w_i, losses = dict(w), []                                           # w_{t,0} ← w_t: broadcast
-    for xi in batches:                                                  # k = 0, …, K−1
-        g, value = torch.func.grad(loss, has_aux=True)(w_i, width, xi)  # g ← ∇f*(w_{t,k}; ξ)
-        w_i = {n: w_i[n] - lr[n] * xi.real * g[n] for n in w_i}         # w_{t,k+1} ← w_{t,k} − η_c·g
+def client_update(w: Tensors, steps: Tensors, width: Tensor, batches: Iterable[Batch],
+                  client_step: ClientStep) -> tuple[dict[str, Tensor], Tensor]:
+    """One client: K steps of SGD from the server's w. Returns the delta w_K − w_0 and the loss of every step.
+
+    Nothing here looks inside the tensors, so many clients can go through it side by side, with the client as first
+    dimension of all of them and a `client_step` that is mapped over it.
+    """
+    w_i, losses = dict(w), []                                     # w_{t,0} ← w_t: broadcast
+    for xi in batches:                                            # k = 0, …, K−1
+        w_i, value = client_step(w_i, steps, width, xi)           # w_{t,k+1} ← w_{t,k} − η_c·∇f*(w_{t,k}; ξ)
         losses.append(value)
-    return {n: w_i[n] - w[n] for n in w}, torch.stack(losses)
+    return {n: w_i[n] - w[n] for n in w}, torch.stack(losses, -1)
 
 
-def federated_round(state: State, cohort: Cohort, update: ClientUpdate, server: Server, map_clients: MapClients,
-                    weighting: Tensor, combine: Combine | None = None) -> tuple[State, Tensor]:
+def sgd_step(w: Tensors, steps: Tensors, width: Tensor, xi: Batch, loss: Loss,
+             lr: Mapping[str, float]) -> tuple[dict[str, Tensor], Tensor]:
+    """w − η_c·∇f*(w; ξ), and f(w; ξ). A padded batch has ξ.real = 0 and changes nothing."""
+    g, value = torch.func.grad(loss, has_aux=True)(w, steps, width, xi)
+    return {n: w[n] - lr[n] * xi.real * g[n] for n in w}, value
+
+
+def federated_round(state: State, steps: Tensors, cohort: Cohort, client_step: ClientStep, server: Server,
+                    map_clients: MapClients, weighting: Tensor, combine: Combine | None = None) -> tuple[State, Tensor]:
     """One round: every client of the cohort in parallel, the mean of the deltas, the server's step."""
-    deltas, losses = map_clients(update, state.w, cohort)
-    delta = (combine or mean_delta)(deltas, cohort, weighting)          # Δ_t = 1/|S| Σ (w_{t,K} − w_{t,0})
+    parts = map_clients(client_update, client_step, state.w, steps, cohort)
+    delta, losses = (combine or mean_delta)(parts, cohort.width_bits, weighting)  # Δ_t = 1/|S| Σ (w_{t,K} − w_{t,0})
+    return server_update(state, delta, server), losses            # w_{t+1} ← w_t + η_s·Δ_t
+
+
+def server_update(state: State, delta: Tensors, server: Server) -> State:
+    """The server's optimizer on the weights; learned steps move by their mean delta."""
     weights = {n: p for n, p in state.w.items() if not n.startswith(LOG_STEP)}
-    optimizer, w = server.step(state.optimizer, weights, delta)         # w_{t+1} ← w_t + η_s·Δ_t
-    steps = {n: p + delta[n] for n, p in state.w.items() if n.startswith(LOG_STEP)}
-    return State({**w, **steps}, optimizer), losses
+    optimizer, w = server.step(state.optimizer, weights, delta)
+    learned = {n: p + delta[n] for n, p in state.w.items() if n.startswith(LOG_STEP)}
+    return State({**w, **learned}, optimizer)
 
 
-def mean_delta(deltas: Tensors, cohort: Cohort, weighting: Tensor) -> dict[str, Tensor]:
-    """The weighted mean over clients. A learned Δ_b averages over the clients that trained at b, and rests without any."""
-    mean = {}
-    for name, delta in deltas.items():
+def mean_delta(parts: Iterable[Part], width_bits: Tensor, weighting: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """(the weighted mean over clients, the losses), summed part by part so that no more than one part is in memory.
+
+    A learned Δ_b averages over the clients that trained at b, and rests without any.
+    """
+    total: dict[str, Tensor] = {}
+    losses = []
+    for clients, deltas, value in parts:
+        share = weighting[clients]
+        for name, delta in deltas.items():
+            each = torch.ones_like(share) if name.startswith(LOG_STEP) else share
+            here = torch.tensordot(each.to(delta.dtype), delta, dims=1)
+            total[name] = total[name] + here if name in total else here
+        losses.append(value)
+    for name in total:
         if name.startswith(LOG_STEP):
-            bits = cohort.width_bits[:, 0 if name.endswith("weight_quantizer") else 1]
-            trained = (bits[:, None] == torch.arange(BITS[0], BITS[-1] + 1, device=bits.device)).to(delta.dtype)
-            count = trained.sum(0).clamp_min(1).reshape(-1, *[1] * (delta.dim() - 2))
-            mean[name] = delta.sum(0) / count
-        else:
-            mean[name] = torch.tensordot(weighting, delta, dims=1)
-    return mean
+            total[name] = total[name] / _trained_at(name, width_bits, total[name])
+    return total, torch.cat(losses)
+
+
+def _trained_at(name: str, width_bits: Tensor, delta: Tensor) -> Tensor:
+    """How many clients of the cohort trained at each of BITS (at least 1), in the shape of a step table."""
+    bits = width_bits[:, 0 if name.endswith("weight_quantizer") else 1]
+    trained = (bits[:, None] == torch.arange(BITS[0], BITS[-1] + 1, device=bits.device)).to(delta.dtype)
+    return trained.sum(0).clamp_min(1).reshape(-1, *[1] * (delta.dim() - 1))
 
 
 def client_weighting(cohort: Cohort, by_examples: bool = False) -> Tensor:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils import _pytree as pytree
 
 from anybit.quant.grid import Width
 from anybit.randomness import generator, key
@@ -48,6 +50,14 @@ class Cohort:
     index: Tensor
     rows: Tensor
     keys: Tensor
+
+    def part(self, clients: slice, padded: bool = False) -> Cohort:
+        """Some of the clients, padded to the longest of them, or (padded) of the whole cohort."""
+        steps = self.steps if padded else int((self.counts[clients] > 0).sum(1).max())
+        rows = self.rows.shape[2] if padded else int(self.counts[clients].max())
+        return Cohort(self.round, self.clients[clients], self.widths[clients], self.examples[clients],
+                      self.width_bits[clients], self.index[clients, :steps, :rows], self.rows[clients, :steps, :rows],
+                      self.keys[clients])
 
     @property
     def steps(self) -> int:
@@ -93,6 +103,24 @@ class Cohort:
 
     def _count(self, k: int) -> Tensor:
         return torch.full((), k, dtype=torch.int64, device=self.index.device)
+
+
+def join(cohorts: Sequence[Cohort]) -> Cohort:
+    """The clients of several cohorts, one cohort after another, padded to the longest."""
+    steps, rows = max(c.steps for c in cohorts), max(c.rows.shape[2] for c in cohorts)
+
+    def padded(tensor: Tensor) -> Tensor:
+        return pad(tensor, (0, rows - tensor.shape[2], 0, steps - tensor.shape[1]))
+
+    return Cohort(cohorts[0].round, sum((c.clients for c in cohorts), ()), sum((c.widths for c in cohorts), ()),
+                  sum((c.examples for c in cohorts), ()), torch.cat([c.width_bits for c in cohorts]),
+                  torch.cat([padded(c.index) for c in cohorts]), torch.cat([padded(c.rows) for c in cohorts]),
+                  torch.cat([c.keys for c in cohorts]))
+
+
+pytree.register_pytree_node(
+    Cohort, lambda c: ([c.width_bits, c.index, c.rows, c.keys], (c.round, c.clients, c.widths, c.examples)),
+    lambda tensors, host: Cohort(*host, *tensors))
 
 
 def sample_clients(seed: int, round: int, clients: int, size: int) -> tuple[int, ...]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
-from anybit.federated.algorithm import LOG_STEP, Combine, Tensors, mean_delta
-from anybit.federated.cohort import Cohort
+from anybit.federated.algorithm import LOG_STEP, Combine, Part, mean_delta
 from anybit.federated.server import ServerOptions
 
 
@@ -20,11 +19,17 @@ def combiner(options: ServerOptions) -> Combine:
 
 
 def robust_delta(middle: Callable[[Tensor], Tensor]) -> Combine:
-    """Every weight by `middle`, clients counting equally; a learned Δ_b by its own mean, over those that trained at b."""
-    def combine(deltas: Tensors, cohort: Cohort, weighting: Tensor) -> dict[str, Tensor]:
-        steps = {n: delta for n, delta in deltas.items() if n.startswith(LOG_STEP)}
-        return {**{n: middle(delta) for n, delta in deltas.items() if n not in steps},
-                **mean_delta(steps, cohort, weighting)}
+    """Every weight by `middle`, clients counting equally; a learned Δ_b by its own mean, over those that trained at b.
+
+    Order statistics need all clients at once, so the parts are gathered first.
+    """
+    def combine(parts: Iterable[Part], width_bits: Tensor, weighting: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        everyone = list(parts)
+        learned = [(clients, {n: d for n, d in deltas.items() if n.startswith(LOG_STEP)}, losses)
+                   for clients, deltas, losses in everyone]
+        steps, losses = mean_delta(learned, width_bits, weighting)
+        names = [n for n in everyone[0][1] if not n.startswith(LOG_STEP)]
+        return {**{n: middle(torch.cat([deltas[n] for _, deltas, _ in everyone])) for n in names}, **steps}, losses
     return combine
 
 

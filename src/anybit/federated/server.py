@@ -58,7 +58,8 @@ def server(options: ServerOptions) -> Server:
 
     def step(state: Tensors, w: Tensors, delta: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         count = state["count"] + 1
-        new, out = {"count": count}, {}
+        new, out = dict(state), {}
+        new["count"] = count
         for n in w:
             m = options.beta1 * state[f"m/{n}"] + (1 - options.beta1) * delta[n]
             v, m_hat, v_hat = second(options, count, m, state[f"v/{n}"], delta[n])

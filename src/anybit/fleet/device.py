@@ -16,7 +16,7 @@ from anybit.build import build_data, build_functions, build_model, build_split, 
 from anybit.config import ClientOptions, Component, Config
 from anybit.data.examples import Data, Examples, as_examples
 from anybit.errors import ConfigError
-from anybit.federated.algorithm import LOG_STEP, State
+from anybit.federated.algorithm import LOG_STEP, State, client_update
 from anybit.federated.cohort import build_cohort
 from anybit.fleet.flower import ConfigRecord, RecordDict
 from anybit.fleet.node import Node
@@ -51,7 +51,8 @@ class LocalTraining(Training):
         config = self.config
         cohort = build_cohort(config.seed, round, [client], [width], {client: np.arange(len(self.data.train))},
                               config.client.batch_size, config.client.epochs, self.device)
-        deltas, losses = self.map_clients(self._client_update(state, table), state.w, cohort)
+        self.state, self.table = state, table
+        ((_, deltas, losses),) = self.engine.map_clients(client_update, self.client_step(), state.w, table.steps, cohort)
         return {name: delta[0] for name, delta in deltas.items()}, losses[0]
 
     def score(self, width: Width, state: State, table: StepTable) -> float:

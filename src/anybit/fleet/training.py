@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch.nn.functional import pad
 
 from anybit.config import Config
 from anybit.errors import RunError
-from anybit.federated.algorithm import State, client_weighting, federated_round
+from anybit.federated.algorithm import Part, State, server_update
 from anybit.federated.cohort import Cohort, sample_clients
 from anybit.federated.robust import combiner
 from anybit.federated.sampling import sample_cohort
@@ -24,6 +24,7 @@ from anybit.fleet.flower import ArrayRecord, ConfigRecord, Grid, RecordDict
 from anybit.fleet.roster import Member, Roster
 from anybit.fleet.traffic import low_bit_weights
 from anybit.fleet.wire import Refused, Tensors, payload_bytes, read_values, to_record
+from anybit.folder import RunFolder
 from anybit.quant.calibrate import ranges_of, table_of
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import RangeRule, StepTable
@@ -48,8 +49,7 @@ class FleetTraining(Training):
         self.exchange = Exchange(grid, self.options.poll, self._event)
         self.roster = Roster(self.exchange, task.variant.sites, self.options.wait)
         self.config_text = json.dumps(plain(config))
-        self.table = StepTable({})
-        self.round_now = 0
+        self.round = 0
         if self.options.calibration == "devices":
             self.evaluator = replace(self.evaluator, activation_steps=self._activation_steps)
         self._calibrated: dict[tuple[int, RangeRule], tuple[Tensors, StepTable]] = {}
@@ -76,28 +76,27 @@ class FleetTraining(Training):
         if not self.roster.members:
             self.roster.await_devices(self.config.cohort, self.options.minimum, self.options.wait, self.watch.on_message)
 
-    def _client_update(self, state: State, table: StepTable) -> Callable[..., Any]:
-        """Devices make the update; from here they need the table."""
-        self.table = table
-        return lambda *arguments: None
-
     # One round
 
-    def _round(self, round: int, state: State, update: Callable[..., Any]) -> tuple[State, Tensor, Cohort]:
-        self.round_now = round
+    def train(self, folder: RunFolder | None = None, resume: bool = False) -> Trained:
+        """The rounds of `Training`, whose deltas come from the devices; the trained model to those that only infer."""
+        self.begin(folder, resume)
+        while not self.ended:
+            started, updates = time.perf_counter(), self._enough_updates()
+            cohort, parts = answered(self.round, updates, self.device)
+            delta, losses = combiner(self.config.server)(parts, cohort.width_bits, self.weighting(cohort))
+            self.advance(server_update(self.state, delta, self.server), losses, cohort, started)
+        trained = self.finish()
+        self._deliver(trained)
+        return trained
+
+    def _enough_updates(self) -> list[Update]:
         for _ in range(self.options.tries):
-            updates = self._updates(round, state)
+            updates = self._updates(self.round, self.state)
             if len(updates) >= self.options.minimum:
-                break
-        else:
-            raise RunError(f"round {round + 1} had fewer than {self.options.minimum} good answers, {self.options.tries} "
-                           f"times (see fleet.jsonl): mend the devices, or lower fleet.minimum{self._last_good()}")
-        cohort, losses = answered(round, updates, self.device)
-        deltas = {n: torch.stack([u.delta[n] for u in updates]).to(self.device) for n in state.w}
-        weighting = client_weighting(cohort, self.config.weighting == "examples")
-        new, losses = federated_round(state, cohort, update, self.server, lambda *_: (deltas, losses), weighting,
-                                      combiner(self.config.server))
-        return new, losses, cohort
+                return updates
+        raise RunError(f"round {self.round + 1} had fewer than {self.options.minimum} good answers, {self.options.tries} "
+                       f"times (see fleet.jsonl): mend the devices, or lower fleet.minimum{self._last_good()}")
 
     def _updates(self, round: int, state: State) -> list[Update]:
         """Ask a cohort to train; the good answers, in the order of the cohort."""
@@ -128,7 +127,7 @@ class FleetTraining(Training):
 
     def _question(self, member: Member, kind: str, arrays: Mapping[str, ArrayRecord], width: Width | None = None,
                   images: int = 0) -> Question:
-        order = ConfigRecord({"config": self.config_text, "round": self.round_now, "width": str(width or ""),
+        order = ConfigRecord({"config": self.config_text, "round": self.round, "width": str(width or ""),
                               "images": images})
         return Question(member.node, member.client, kind, RecordDict({"order": order, **arrays}))
 
@@ -176,17 +175,12 @@ class FleetTraining(Training):
             return good
 
         def errors_of(candidates: Tensors) -> Tensors:
-            parts = ask("errors", lambda reply: check_errors(reply, self.round_now, candidates),
+            parts = ask("errors", lambda reply: check_errors(reply, self.round, candidates),
                         candidates=to_record(candidates))
             return merged_errors(parts)
 
-        seen = merged_seen(ask("ranges", lambda reply: check_seen(reply, self.round_now, sites)))
+        seen = merged_seen(ask("ranges", lambda reply: check_seen(reply, self.round, sites)))
         return table_of(ranges_of(seen), rule, self.config.sites.activation_grid, errors_of).to(self.device)
-
-    def _finish(self, w: dict[str, Tensor], table: StepTable) -> Trained:
-        trained = super()._finish(w, table)
-        self._deliver(trained)
-        return trained
 
     def _deliver(self, trained: Trained) -> None:
         """The trained model to the devices that only infer, each at its width, and how it fares there."""
@@ -206,7 +200,7 @@ class FleetTraining(Training):
             if reply.content is None:
                 raise Refused(reply.error)
             values = read_values(reply.content, "answer", {**ANSWER, "score": float})
-            check_origin(values, reply.client, self.round_now)
+            check_origin(values, reply.client, self.round)
             return {"client": reply.client, "width": str(widths[reply.client]), "score": values["score"],
                     "examples": values["examples"], "seconds": values["seconds"]}
 
@@ -215,17 +209,19 @@ class FleetTraining(Training):
                      "devices": good})
 
 
-def answered(round: int, updates: list[Update], device: torch.device) -> tuple[Cohort, Tensor]:
-    """What the server knows of the cohort that answered, and its losses (client, step), short ones ending in zeros."""
+def answered(round: int, updates: list[Update], device: torch.device) -> tuple[Cohort, list[Part]]:
+    """What the server knows of the cohort that answered, and its deltas and losses; short losses end in zeros."""
     count, steps = len(updates), max(len(u.losses) for u in updates)
-    losses, rows = torch.zeros(count, steps), torch.zeros(count, steps, 1)
+    rows, parts = torch.zeros(count, steps, 1, device=device), list[Part]()
     for i, update in enumerate(updates):
-        losses[i, :len(update.losses)], rows[i, :len(update.losses)] = update.losses, 1
+        rows[i, :len(update.losses)] = 1
+        losses = pad(update.losses, (0, steps - len(update.losses)))
+        parts.append((slice(i, i + 1), {n: d[None].to(device) for n, d in update.delta.items()}, losses[None].to(device)))
     cohort = Cohort(round, tuple(u.client for u in updates), tuple(u.width for u in updates),
                     tuple(u.examples for u in updates), torch.tensor([u.width for u in updates], device=device),
-                    torch.zeros(count, steps, 1, dtype=torch.int64, device=device), rows.to(device),
+                    torch.zeros(count, steps, 1, dtype=torch.int64, device=device), rows,
                     torch.zeros(count, dtype=torch.int64, device=device))
-    return cohort, losses.to(device)
+    return cohort, parts
 
 
 def _words(entry: Mapping[str, Any]) -> str:

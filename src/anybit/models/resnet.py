@@ -7,6 +7,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from anybit.layers import GroupNormReLU
+
 Shortcut = Literal["A", "B"]
 Init = Literal["torch", "he"]
 
@@ -17,23 +19,23 @@ class Block(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, groups: int, shortcut: Shortcut) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.norm1 = nn.GroupNorm(groups, outputs)
+        self.norm1 = GroupNormReLU(groups, outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norm2 = nn.GroupNorm(groups, outputs)
+        self.norm2 = GroupNormReLU(groups, outputs)
         self.stride, self.grown = stride, outputs - inputs
         self.project: nn.Module | None = None
         if shortcut == "B" and (stride > 1 or self.grown):
             self.project = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(groups, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.norm1(self.conv1(x)))
-        y = self.norm2(self.conv2(y))
+        y = self.conv2(self.norm1(self.conv1(x)))
         if self.project is not None:
-            return F.relu(y + self.project(x))
-        if self.stride > 1 or self.grown:
+            x = self.project(x)
+        elif self.stride > 1 or self.grown:
             # Option A: every other pixel, and new channels of zeros on both sides.
             x = F.pad(x[:, :, ::self.stride, ::self.stride], (0, 0, 0, 0, self.grown // 2, self.grown - self.grown // 2))
-        return F.relu(y + x)
+        out: Tensor = self.norm2(y, x)
+        return out
 
 
 class ResNet(nn.Module):
@@ -43,7 +45,7 @@ class ResNet(nn.Module):
                  shortcut: Shortcut) -> None:
         super().__init__()
         self.stem = nn.Conv2d(in_channels, widths[0], 3, 1, 1, bias=False)
-        self.norm = nn.GroupNorm(groups, widths[0])
+        self.norm = GroupNormReLU(groups, widths[0])
         inputs, stages = widths[0], []
         for stage, outputs in enumerate(widths):
             for block in range(blocks):
@@ -53,8 +55,7 @@ class ResNet(nn.Module):
         self.head = nn.Linear(inputs, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.stem(x)))
-        out: Tensor = self.head(self.blocks(x).mean((2, 3)))
+        out: Tensor = self.head(self.blocks(self.norm(self.stem(x))).mean((2, 3)))
         return out
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -113,6 +113,8 @@ class _Quantized(nn.Module):
     weight_quantizer: Quantizer
     input_quantizer: Quantizer
     input_dropout: nn.Module
+    kernel: Callable[[Tensor, Tensor, int, int], Tensor] | None = None
+    """x ∗ w with stride and padding, in place of the library's convolution."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.input_quantizer(self.input_dropout(x))
@@ -123,8 +125,10 @@ class _Quantized(nn.Module):
 
 
 def _conv(self: Any, x: Tensor, weight: Tensor) -> Tensor:
-    out: Tensor = self._conv_forward(x, weight, self.bias)
-    return out
+    if self.kernel is None:
+        return cast(Tensor, self._conv_forward(x, weight, self.bias))
+    out: Tensor = self.kernel(x, weight, self.stride[0], self.padding[0])
+    return out if self.bias is None else out + self.bias[:, None, None]
 
 
 def _transposed(functional: Callable[..., Tensor]) -> Callable[[Any, Tensor, Tensor], Tensor]:

@@ -37,6 +37,18 @@ def find(name: str) -> Path:
     raise ConfigError(f"unknown recipe '{name}': {_hint(name)} ('anybit ls' lists all)")
 
 
+def expand(name: str) -> list[str]:
+    """The recipe `name`, or all recipes of the folder `name`: one of anybit's, or one of the user's .toml files."""
+    inside = [n for n in names() if n.startswith(f"{name.rstrip('/')}/")]
+    if not inside and Path(name).is_dir():
+        inside = sorted(str(p) for p in Path(name).glob("*.toml") if not p.name.startswith("_"))
+        if not inside:
+            raise ConfigError(f"folder '{name}' holds no recipes: their files end in .toml")
+    if not inside:
+        find(name)
+    return inside or [name]
+
+
 def _hint(name: str) -> str:
     hint = did_you_mean(name, names())
     if hint.startswith("known"):

@@ -12,6 +12,7 @@ from typing import Any
 from anybit import recipes
 from anybit.errors import MissingExtra, RunError
 from anybit.report import plots, weights
+from anybit.report.mixed import mixed_plots
 from anybit.report.read import RunRecord, read_runs
 from anybit.report.style import Plot, Rendered, colour, inline, render, require_matplotlib, styled
 from anybit.report.tables import (
@@ -35,7 +36,8 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     _write({}, out)
     with styled():
         sections = {"accuracy": plots.accuracy_plots(records), "curves": plots.curve_plots(records),
-                    "weights": weights.weight_plots(records), "layers": plots.layer_plots(records)}
+                    "weights": weights.weight_plots(records), "layers": plots.layer_plots(records),
+                    "mixed": mixed_plots(records)}
         rendered = {plot.name: render(plot) for section in sections.values() for plot in section}
     table = accuracy_table(records)
     content = {"accuracy.csv": table.as_csv().encode(), "grid.csv": grid_csv(records).encode()}

@@ -82,6 +82,12 @@ class RunRecord:
         return self.grid.get(self.own, {}) if self.own else {}
 
     @property
+    def mixed(self) -> Scores:
+        """The scores at every pair of bits of weights and activations; empty if they were not asked for."""
+        mixed: Scores = (self.evaluation or {}).get("mixed", {})
+        return mixed
+
+    @property
     def rounds(self) -> int:
         """How many rounds are behind it."""
         return int(self.metrics[-1]["round"]) if self.metrics else 0
@@ -169,8 +175,9 @@ def _evaluation(folder: RunFolder) -> dict[str, Any] | None:
     content = folder.evaluation()
     try:
         grid = {str(steps): _scores(scores) for steps, scores in content["grid"].items()}
-        return {**content, "metric": str(content["metric"]), "variant": str(content["variant"]),
-                "sites": str(content["sites"]), "own": next(s for s in grid if s == content["own"]), "grid": grid}
+        return {**content, "mixed": _scores(content.get("mixed", {})), "metric": str(content["metric"]),
+                "variant": str(content["variant"]), "sites": str(content["sites"]),
+                "own": next(s for s in grid if s == content["own"]), "grid": grid}
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration, ConfigError) as error:
         raise RunError(f"{folder.file('evaluation.json')} is not an evaluation ({error!r})") from None
 

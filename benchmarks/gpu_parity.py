@@ -1,0 +1,136 @@
+"""Parity on a GPU: compiled and captured rounds against the eager sequential engine, and the kernels against float64.
+
+    python -m benchmarks.gpu_parity results/performance/gpu-parity.json
+
+Rounds in double precision, every variant × site with uneven clients; the kernels in TF32 and bfloat16 against the
+library in float64, as ‖ours − reference‖ / ‖reference‖.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from anybit.config import ComputeOptions, RangeOptions
+from anybit.data.examples import Data, Pipeline
+from anybit.engines import Engine, Sequential, Stacked
+from anybit.environment import environment
+from anybit.kernels.convolution import conv2d
+from anybit.kernels.norm import norm_relu
+from anybit.run import Training
+from anybit.variants import mqat
+from tests.parity.cases import SIZES, VARIANTS, training, with_decay
+
+COMPILED = ("baseline", "apqn WA", "kure WA", "mqat WA", "learned steps", "augmentation")
+"""Compiling takes a while, so one case of each kind of operation; all cases are captured."""
+
+CONVOLUTIONS = [(3, 16, 32, 3, 1, 1), (16, 16, 32, 3, 1, 1), (16, 32, 32, 3, 2, 1), (32, 32, 16, 3, 1, 1),
+                (64, 64, 8, 3, 1, 1), (3, 20, 32, 5, 1, 0), (20, 50, 14, 5, 1, 0), (64, 128, 16, 1, 2, 0),
+                (256, 256, 8, 3, 1, 1)]
+"""(channels in, out, side, kernel, stride, padding)."""
+
+
+def cases() -> dict[str, Callable[[], Training]]:
+    exact: dict[str, Any] = {"compute": ComputeOptions(precision="fp32"), "device": "cuda"}
+    found: dict[str, Callable[[], Training]] = {name: functools.partial(training, variant, **exact)
+                                                for name, variant in VARIANTS.items()}
+    found["learned steps"] = lambda: training(mqat(sites="WA", start="lsq"), ranges=RangeOptions(learned=True), **exact)
+    found["augmentation"] = lambda: _augmented(training(with_decay(mqat()), **exact))
+    return found
+
+
+def _augmented(run: Training) -> Training:
+    run.data = Data(run.data.train, run.data.test, Pipeline(crop=6, padding=2, flip=True))
+    return run
+
+
+def one_round(run: Training, engine: Engine) -> dict[str, Tensor]:
+    """What the second of two rounds leaves of the server's w: a captured program is replayed, not only recorded."""
+    run.engine = engine
+    run.begin()
+    program, state = engine.prepare(run._round(run.client_step())), run.state
+    for round in (3, 4):
+        cohort = run.cohort(round)
+        state, _ = program(state, (run.table.steps, cohort, run.weighting(cohort)))
+    return {name: p.clone() for name, p in state.w.items()}
+
+
+def rounds() -> dict[str, dict[str, float]]:
+    out: dict[str, dict[str, float]] = {}
+    for name, make in cases().items():
+        reference, size = one_round(make(), Sequential()), len(SIZES)
+        engines = {"stacked": Stacked(size), "captured": Stacked(size, captured=True)}
+        if name in COMPILED:
+            engines["compiled and captured"] = Stacked(size, compiled=True, captured=True)
+        out[name] = {}
+        for engine_name, engine in engines.items():
+            ours = one_round(make(), engine)
+            out[name][engine_name] = max(float((ours[n] - w).abs().max()) for n, w in reference.items())
+        print(name, out[name], flush=True)
+    return out
+
+
+def kernels() -> dict[str, dict[str, float]]:
+    """Relative errors of (y, ∂x, ∂w, …) at the shapes of the paper's networks."""
+    out: dict[str, dict[str, float]] = {}
+    for inner, outer, side, kernel, stride, padding in CONVOLUTIONS:
+        x = torch.randn(4, 8, inner, side, side, device="cuda")
+        w = torch.randn(4, outer, inner, kernel, kernel, device="cuda")
+        for dtype in (torch.float32, torch.bfloat16):
+            out[f"conv {inner}→{outer} {kernel}×{kernel}/{stride} {dtype}"] = _errors(
+                lambda a, b: conv2d(a, b, stride, padding),  # noqa: B023
+                lambda a, b: F.conv2d(a, b, stride=stride, padding=padding), (x, w), dtype)  # noqa: B023
+    for channels, side in [(16, 32), (32, 16), (64, 8)]:
+        shape = (4, 8, channels, side, side)
+        inputs = (torch.randn(shape, device="cuda"), torch.randn(shape, device="cuda"),
+                  torch.randn(4, channels, device="cuda"), torch.randn(4, channels, device="cuda"))
+        for dtype in (torch.float32, torch.bfloat16):
+            out[f"norm {channels}×{side}×{side} {dtype}"] = _errors(
+                lambda x, s, g, b: norm_relu(x, s, g, b, 2, 1e-5),
+                lambda x, s, g, b: F.relu(F.group_norm(x, 2, g, b, 1e-5) + s), inputs, dtype)
+    for name, errors in out.items():
+        print(name, errors, flush=True)
+    return out
+
+
+def _errors(ours: Callable[..., Tensor], reference: Callable[..., Tensor], inputs: tuple[Tensor, ...],
+            dtype: torch.dtype) -> dict[str, float]:
+    rounded = tuple(x.to(dtype) for x in inputs)
+
+    def all_of(function: Callable[..., Tensor], given: tuple[Tensor, ...]) -> list[Tensor]:
+        def weighted(*each: Tensor) -> tuple[Tensor, Tensor]:
+            y = function(*each)
+            slope = torch.linspace(-1, 1, y.numel(), device=y.device, dtype=y.dtype).reshape(y.shape)
+            return (y * slope).sum(), y
+        positions = tuple(range(len(given)))
+        gradients, y = torch.func.vmap(torch.func.grad(weighted, argnums=positions, has_aux=True))(*given)
+        return [y, *gradients]
+
+    exact = all_of(reference, tuple(x.double() for x in rounded))
+    found = all_of(ours, rounded)
+    names = ("y", *(f"∂{i}" for i in range(len(inputs))))
+    return {name: float((a.double() - b).norm() / b.norm()) for name, a, b in zip(names, found, exact, strict=True)}
+
+
+def main() -> None:
+    result: dict[str, Any] = {"environment": environment(), "rounds, largest difference in w": rounds(),
+                              "kernels, relative error": kernels()}
+    worst = max(v for case in result["rounds, largest difference in w"].values() for v in case.values())
+    print(f"largest difference of any round: {worst:.2e}")
+    path = Path(sys.argv[1])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    if worst > 1e-8:
+        raise SystemExit("an engine differs from the sequential one")
+
+
+if __name__ == "__main__":
+    main()

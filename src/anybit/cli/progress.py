@@ -1,0 +1,131 @@
+"""The progress of a sweep: a live table on a terminal, a plain line now and then without one."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from anybit.cli.console import say
+
+if TYPE_CHECKING:
+    from anybit.run import Progress
+    from anybit.schedule import State
+    from anybit.sweep import SweepFolder
+
+_COLOURS = {"waiting": "dim", "running": "", "done": "green", "failed": "red"}
+
+
+@dataclass
+class _Line:
+    """One run."""
+
+    rounds: int
+    state: State
+    round: int = 0
+    scores: dict[str, dict[str, float]] | None = None
+    reason: str = ""
+    since: tuple[float, int] | None = None
+    """(when, after how many rounds) its first round of this process ended."""
+
+    @property
+    def speed(self) -> float | None:
+        if self.since is None or self.round == self.since[1]:
+            return None
+        return (self.round - self.since[1]) / max(time.monotonic() - self.since[0], 1e-9)
+
+    def cells(self) -> list[str]:
+        accuracies = " ".join(f"{width} {s['metric']:.1f}" for width, s in (self.scores or {}).items())
+        speed = f"{self.speed:.2f}" if self.state == "running" and self.speed else "–"
+        state = f"{self.state}: {self.reason}" if self.state == "failed" else self.state
+        return [f"{self.round}/{self.rounds}", speed, accuracies or "–", state]
+
+
+class SweepReporter:
+    """Follows a sweep."""
+
+    COLUMNS = ("run", "round", "rounds/s", "own accuracies", "state")
+
+    def __init__(self, sweep: SweepFolder, quiet: bool) -> None:
+        self.lines = {run.name: _Line(run.config.rounds, "waiting") for run in sweep.runs}
+        for run in sweep.runs:
+            self._recall(run.name, sweep.run_path(run), sweep.finished(run))
+        self.quiet, self.last_line = quiet, 0.0
+        self.live: Live | None = None
+        if sys.stderr.isatty() and not quiet:
+            self.live = Live(console=Console(stderr=True), get_renderable=self._table, refresh_per_second=2,
+                             transient=True)
+
+    def _recall(self, name: str, path: Path, finished: bool) -> None:
+        """What an earlier process has left."""
+        from anybit.folder import RunFolder
+
+        folder, line = RunFolder(path), self.lines[name]
+        line.round = max(map(folder.round_of, folder.checkpoints()), default=0)
+        if finished:
+            line.state, line.round = "done", line.rounds
+            self._final_scores(line, folder.evaluation())
+
+    def _final_scores(self, line: _Line, evaluation: dict[str, Any]) -> None:
+        own = evaluation["grid"][evaluation["own"]]
+        line.scores = {width: score for width, score in own.items()
+                       if width == "FP32" or width.rstrip("0123456789") == evaluation["sites"]}
+
+    def __enter__(self) -> SweepReporter:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live:
+            self.live.stop()
+
+    def on_round(self, name: str, progress: Progress) -> None:
+        line = self.lines[name]
+        line.state, line.round = "running", progress.round
+        line.since = line.since or (time.monotonic(), progress.round)
+        line.scores = progress.evaluation["scores"] if progress.evaluation else line.scores
+        due = progress.evaluation or progress.round == progress.rounds or time.monotonic() - self.last_line > 10
+        if due:
+            self._say(name)
+
+    def on_state(self, name: str, state: State, reason: str) -> None:
+        self.lines[name].state, self.lines[name].reason = state, reason
+        self._say(name)
+
+    def _say(self, name: str) -> None:
+        if self.live or self.quiet:
+            return
+        self.last_line = time.monotonic()
+        round, speed, accuracies, state = self.lines[name].cells()
+        say(f"{name}  round {round}  {speed} rounds/s  {accuracies}  {state}")
+
+    def rows(self) -> list[list[str]]:
+        return [[name, *line.cells()] for name, line in self.lines.items()]
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [{"run": name, "round": line.round, "rounds": line.rounds, "state": line.state, "reason": line.reason,
+                 "scores": line.scores} for name, line in self.lines.items()]
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for i, column in enumerate(self.COLUMNS):
+            table.add_column(column, justify="right" if i in (1, 2) else "left", no_wrap=i < 3)
+        for name, line in self._shown():
+            table.add_row(*[Text(cell, style=_COLOURS[line.state]) for cell in (name, *line.cells())])
+        return table
+
+    def _shown(self) -> list[tuple[str, _Line]]:
+        """As many runs as the terminal has lines for: a live table that is longer than the screen flickers."""
+        room = max(3, Console(stderr=True).height - 3)
+        lines = list(self.lines.items())
+        first = next((i for i, (_, line) in enumerate(lines) if line.state == "running"), 0)
+        start = max(0, min(first - room // 3, len(lines) - room))
+        return lines[start:start + room]

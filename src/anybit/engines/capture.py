@@ -1,0 +1,77 @@
+"""Whole rounds as one GPU program: compiled client steps, and a round that is replayed without Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+
+class Compiled:
+    """A function of tensors, traced to plain operations and compiled, once per shape of its arguments.
+
+    Traced first, because the compiler does not see through vmap of a gradient of own operators; what it gets is the
+    list of operations that vmap and grad made of them.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.compiled: dict[Any, Callable[..., Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        key = tuple((t.shape, t.dtype) for t in pytree.tree_leaves(arguments))
+        if key not in self.compiled:
+            self.compiled[key] = torch.compile(make_fx(self.function)(*arguments), fullgraph=True)
+        return self.compiled[key](*arguments)
+
+
+class Captured:
+    """A round as a CUDA graph per shape of its cohort. The state lives in fixed buffers and is updated in place.
+
+    round(state, inputs) → (state, losses), all of them tensors in any nesting. The state that a call returns is
+    overwritten by the next call: who keeps it, copies it.
+    """
+
+    def __init__(self, round: Callable[[Any, Any], tuple[Any, Tensor]]) -> None:
+        self.round = round
+        self.state: Any = None
+        self.programs: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]] = {}
+        self.pool: Any = None
+
+    def __call__(self, state: Any, inputs: Any) -> tuple[Any, Tensor]:
+        self._take(state)
+        leaves, spec = pytree.tree_flatten(inputs)
+        key = tuple((t.shape, t.dtype) for t in leaves)
+        if key not in self.programs:
+            self.programs[key] = self._capture([t.clone() for t in leaves], spec)
+        graph, fixed, losses = self.programs[key]
+        torch._foreach_copy_(fixed, leaves)
+        graph.replay()
+        return self.state, losses
+
+    def _take(self, state: Any) -> None:
+        if self.state is None:
+            self.state = pytree.tree_map(torch.clone, state)
+        elif state is not self.state:
+            torch._foreach_copy_(pytree.tree_leaves(self.state), pytree.tree_leaves(state))
+
+    def _capture(self, fixed: list[Tensor], spec: Any) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]:
+        """Run once aside, so that everything is compiled and allocated, then record."""
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            self.round(self.state, pytree.tree_unflatten(fixed, spec))
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            state, losses = self.round(self.state, pytree.tree_unflatten(fixed, spec))
+            kept, before = pytree.tree_flatten(self.state)
+            new, after = pytree.tree_flatten(state)
+            assert before == after, "a round returns its state in the order in which it took it"
+            torch._foreach_copy_(kept, new)
+        self.pool = graph.pool()
+        return graph, fixed, losses

@@ -1,0 +1,43 @@
+"""Triton kernels for stacked clients: what libraries do slowly when every client has its own small weights."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from torch import Tensor, nn
+from torch.nn.functional import group_norm, relu
+
+from anybit.layers import GroupNormReLU
+
+
+def has_kernels() -> bool:
+    """Whether Triton is there, which PyTorch brings along on GPU machines."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def use_kernels(model: nn.Module) -> None:
+    """Give the layers of a prepared model the kernels that stand in for them: square 2-d convolutions, norms with ReLU."""
+    from anybit.kernels.convolution import conv2d
+
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d) and _plain(layer):
+            layer.kernel = conv2d  # type: ignore[assignment]
+        elif isinstance(layer, GroupNormReLU):
+            layer.kernel = _norm_relu
+
+
+def _plain(layer: nn.Conv2d) -> bool:
+    """Square, one group, no dilation, zeros around."""
+    if isinstance(layer.padding, str) or layer.padding_mode != "zeros" or layer.groups != 1 or {*layer.dilation} != {1}:
+        return False
+    square = all(len({*sizes}) == 1 for sizes in (layer.kernel_size, layer.stride, layer.padding))
+    return square and layer.padding[0] < layer.kernel_size[0]
+
+
+def _norm_relu(x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, groups: int, eps: float) -> Tensor:
+    from anybit.kernels.norm import fits, norm_relu
+
+    if fits(x, x.shape[1], groups):
+        return norm_relu(x, shortcut, gamma, beta, groups, eps)
+    y = group_norm(x, groups, gamma, beta, eps)
+    return relu(y if shortcut is None else y + shortcut)

@@ -1,0 +1,136 @@
+"""Several runs side by side in one program: the clients of all their cohorts are stacked, each with its own run's model.
+
+Runs that differ only in seed, in the bit-widths their clients train at and in where their steps come from compute the
+same operations on other numbers. One program for all of them keeps a GPU busier than one after another.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anybit.config import Component, Config
+from anybit.engines import Stacked
+from anybit.federated.algorithm import ClientStep, State, Tensors, client_update, server_update
+from anybit.federated.cohort import Cohort, join
+from anybit.federated.robust import combiner
+from anybit.run import Trained, Training
+from anybit.schema import plain
+
+_OF_ITS_OWN = ("seed", "variant", "ranges", "evaluation", "checkpoint_every")
+"""What runs side by side may differ in."""
+
+Outcome = tuple[Training, Trained | Exception]
+
+
+def program_key(config: Config) -> str:
+    """Equal for runs that one program can train.
+
+    QAT and MQAT at any bits are the same rounding with other widths, and the plain baseline is that at 32 bits.
+    """
+    shared = {name: value for name, value in plain(config).items() if name not in _OF_ITS_OWN}
+    return json.dumps([shared, _operations(config.variant), config.ranges.learned], sort_keys=True)
+
+
+def _operations(variant: Component) -> Any:
+    arguments = {name: value for name, value in plain(variant).items() if name not in ("name", "bits", "start", "fixed")}
+    if variant.name in ("qat", "mqat") or (variant.name == "baseline" and not any(arguments.values())):
+        return ["rounding", arguments.get("sites", "W")]
+    return [variant.name, arguments]
+
+
+def train_side_by_side(trainings: Sequence[Training]) -> Iterator[Outcome]:
+    """Train runs of one program to their ends, each from where it is, and give each as it ends.
+
+    What kept a run from its end stands in the place of its result; the others go on.
+    """
+    if all(training.ended for training in trainings):
+        yield from ((training, training.finish()) for training in trainings)
+        return
+    runs = Runs(trainings)
+    while runs.going:
+        yield from runs.round()
+
+
+class Runs:
+    """The stacked state of some trainings. One that ended or failed keeps its place, and is no longer looked at."""
+
+    def __init__(self, trainings: Sequence[Training]) -> None:
+        self.trainings = list(trainings)
+        self.going = [t for t in self.trainings if not t.ended]
+        # A run that rounds, if there is one: the baseline is the same program at 32 bits.
+        lead = next((t for t in self.trainings if t.task.variant.transform is not None), self.trainings[0])
+        assert isinstance(lead.engine, Stacked)
+        self.state = State(_stack([t.state.w for t in self.trainings]), _stack([t.state.optimizer for t in self.trainings]))
+        self.steps = _stack([t.table.steps for t in self.trainings])
+        self.program = lead.engine.prepare(_round(lead, lead.client_step()))
+        self.cohorts = self._cohorts()
+
+    def _cohorts(self) -> list[Cohort]:
+        return [t.cohort(t.round) for t in self.trainings]
+
+    def weighting(self) -> Tensor:
+        return torch.stack([t.weighting(c) for t, c in zip(self.trainings, self.cohorts, strict=True)])
+
+    def round(self) -> Iterator[Outcome]:
+        started, cohorts = time.perf_counter(), self.cohorts
+        self.state, losses = self.program(self.state, (self.steps, join(cohorts), self.weighting()))
+        size = len(cohorts[0].clients)
+        for i, (training, cohort) in enumerate(zip(self.trainings, cohorts, strict=True)):
+            if training in self.going:
+                mine = State(_pick(self.state.w, i), _pick(self.state.optimizer, i))
+                yield from self._advance(training, mine, losses[i * size:(i + 1) * size, :cohort.steps], cohort, started)
+        self.cohorts = self._cohorts()
+
+    def _advance(self, training: Training, state: State, losses: Tensor, cohort: Cohort,
+                 started: float) -> Iterator[Outcome]:
+        try:
+            training.advance(state, losses, cohort, started)
+            if training.ended:
+                self.going.remove(training)
+                yield training, training.finish()
+        except Exception as error:  # of whatever kind: one run must not take the others with it
+            if training in self.going:
+                self.going.remove(training)
+            yield training, error
+
+
+def _round(lead: Training, client_step: ClientStep) -> Callable[[State, Any], tuple[State, Tensor]]:
+    """(state, (steps, cohort, weighting)) → (state, losses) with the run as first dimension of state, steps, weighting."""
+    engine, combine = lead.engine, combiner(lead.config.server)
+    assert isinstance(engine, Stacked)
+
+    def server_round(state: State, deltas: Tensors, losses: Tensor, width_bits: Tensor, weighting: Tensor) -> State:
+        delta, _ = combine([(slice(None), dict(deltas), losses)], width_bits, weighting)
+        return server_update(state, delta, lead.server)
+
+    servers = engine.compile(torch.func.vmap(server_round))
+
+    def round(state: State, inputs: tuple[Tensors, Cohort, Tensor]) -> tuple[State, Tensor]:
+        steps, cohort, weighting = inputs
+        runs, size = weighting.shape
+        deltas, losses = engine.stacked(client_update, client_step, _spread(state.w, size), _spread(steps, size), cohort)
+        by_run = {n: d.reshape(runs, size, *d.shape[1:]) for n, d in deltas.items()}
+        new: State = servers(state, by_run, losses.reshape(runs, size, -1), cohort.width_bits.reshape(runs, size, 2),
+                             weighting)
+        return new, losses
+
+    return round
+
+
+def _stack(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([tensors[name] for tensors in each]) for name in each[0]}
+
+
+def _pick(tensors: Mapping[str, Tensor], run: int) -> dict[str, Tensor]:
+    return {name: tensor[run] for name, tensor in tensors.items()}
+
+
+def _spread(tensors: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
+    """Per client what its run has."""
+    return {name: tensor.repeat_interleave(size, 0) for name, tensor in tensors.items()}

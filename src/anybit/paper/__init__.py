@@ -1,0 +1,147 @@
+"""What the paper reports: its accuracy tables, the cells that cannot be as printed, and the orderings its text claims.
+
+facts.json holds them; every column names the recipe that trains it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any, Literal, NamedTuple
+
+from anybit.build import written_out
+from anybit.config import Config, from_recipe
+from anybit.errors import ConfigError
+from anybit.quant.grid import SiteKinds
+from anybit.schema import plain, read
+
+
+class Cell(NamedTuple):
+    """The place of one accuracy."""
+
+    table: str
+    column: str
+    bits: int
+
+
+@dataclass(frozen=True)
+class Citation:
+    """Whose figures they are."""
+
+    title: str
+    authors: tuple[str, ...]
+    year: int
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.authors)}: {self.title} ({self.year})"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One variant of a table."""
+
+    title: str
+    recipe: str
+    values: Mapping[int, float]
+    """{bits: accuracy}; empty where the paper prints none."""
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """One table of the paper."""
+
+    title: str
+    number: str
+    sites: SiteKinds
+    columns: Mapping[str, Column]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An ordering that the paper's text claims of a table: left against right, column by column and bit by bit."""
+
+    says: str
+    place: str
+    quote: str
+    table: str
+    left: tuple[str, ...]
+    bits: tuple[int, ...]
+    right: tuple[str, ...]
+    against: tuple[int, ...] = ()
+    """Bits of the right side; none: those of the left."""
+    right_table: str | None = None
+    relation: Literal["above", "near"] = "above"
+    margin: float = 0.0
+    """above: left − right exceeds it · near: |left − right| does not."""
+
+    def pairs(self) -> list[tuple[Cell, Cell]]:
+        """Every comparison that the claim makes."""
+        bits = [(a, b) for a in self.bits for b in self.against or (a,)]
+        return [(Cell(self.table, left, a), Cell(self.right_table or self.table, right, b))
+                for left, right, (a, b) in itertools.product(self.left, self.right, bits)]
+
+    def holds(self, left: float, right: float) -> bool:
+        if self.relation == "near":
+            return abs(left - right) <= self.margin
+        return left - right > self.margin
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that facts.json says."""
+
+    citation: Citation
+    tables: Mapping[str, PaperTable]
+    suspect: Mapping[Cell, str]
+    """Why a printed figure is doubted."""
+    claims: tuple[Claim, ...]
+
+    def value(self, cell: Cell) -> float | None:
+        """The paper's accuracy."""
+        return self.tables[cell.table].columns[cell.column].values.get(cell.bits)
+
+    def columns_of(self, recipe: str) -> list[tuple[str, str]]:
+        """The (table, column) pairs that a recipe's run fills: the baseline stands in many tables."""
+        return [(key, name) for key, table in self.tables.items() for name, column in table.columns.items()
+                if column.recipe == recipe]
+
+
+@functools.cache
+def facts() -> Facts:
+    """The paper's figures."""
+    content = json.loads(files("anybit.paper").joinpath("facts.json").read_text(encoding="utf-8"))
+    suspect = {Cell(entry["table"], entry["column"], bits): str(entry["why"])
+               for entry in content["suspect"] for bits in entry["bits"]}
+    claims = [read(Claim, {**{k: v for k, v in entry.items() if k != "tables"}, "table": table})
+              for entry in content["claims"] for table in entry["tables"]]
+    return Facts(read(Citation, content["citation"]), {key: _table(t) for key, t in content["tables"].items()}, suspect,
+                 tuple(claims))
+
+
+def _table(content: Mapping[str, Any]) -> PaperTable:
+    columns = {name: Column(c["title"], c["recipe"], {int(bits): v for bits, v in c["values"].items()})
+               for name, c in content["columns"].items()}
+    return PaperTable(content["title"], content["number"], content["sites"], columns)
+
+
+def recipe_of(config: Config) -> str | None:
+    """The paper's recipe that a config is an instance of: the same data, model and variant, whatever its seed."""
+    try:
+        return _recipes().get(_identity(written_out(config)))
+    except ConfigError:
+        # Its data, model or variant is code outside anybit, which no recipe of the paper is.
+        return None
+
+
+def _identity(config: Config) -> str:
+    return json.dumps([config.data.name, config.model.name, plain(config.variant)], sort_keys=True)
+
+
+@functools.cache
+def _recipes() -> dict[str, str]:
+    names = dict.fromkeys(column.recipe for table in facts().tables.values() for column in table.columns.values())
+    return {_identity(written_out(from_recipe(name))): name for name in names}

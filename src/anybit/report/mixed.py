@@ -1,0 +1,48 @@
+"""Heat maps of mixed widths: weights at one bit-width, activations at another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from anybit.quant.grid import Width
+from anybit.report.read import RunRecord
+from anybit.report.style import HALF, PAPER, Plot, colour, figure
+
+
+def mixed_plots(runs: Sequence[RunRecord]) -> list[Plot]:
+    """One for each run whose mixed widths were evaluated."""
+    return [_heat_map(run, i) for i, run in enumerate(runs) if run.mixed]
+
+
+def _heat_map(run: RunRecord, number: int) -> Plot:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    widths = {Width.parse(name): score for name, score in run.mixed.items()}
+    weights, activations = (sorted({w[i] for w in widths}, reverse=True) for i in (0, 1))
+    values = np.array([[widths.get(Width(w, a), {}).get("metric", np.nan) for a in activations] for w in weights])
+    fig = figure(HALF, 0.75 + 0.36 * len(weights))
+    axes = fig.subplots()
+    low, high = np.nanmin(values), np.nanmax(values)
+    spread = max(high - low, 1e-9)
+    # Rectangles, not a picture: the page stays free of embedded images, and the gaps follow its theme.
+    axes.pcolormesh(values, cmap=LinearSegmentedColormap.from_list("run", ["#fdfdfd", colour(number)]),
+                    vmin=low - 0.15 * spread, vmax=low + spread, edgecolors=PAPER, linewidth=1.5)
+    middle = low + 0.6 * spread
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            # White on the full colours and black on the pale ones, in either theme of the page.
+            axes.text(column + 0.5, row + 0.5, f"{value:.1f}", ha="center", va="center", fontsize=7.5,
+                      color="#fefefe" if value > middle else "#101010")
+    axes.set_xticks(np.arange(len(activations)) + 0.5, [f"A{a}" for a in activations])
+    axes.set_yticks(np.arange(len(weights)) + 0.5, [f"W{w}" for w in weights])
+    axes.invert_yaxis()
+    axes.tick_params(length=0)
+    axes.grid(False)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set_xlabel("bits of activations")
+    axes.set_ylabel("bits of weights")
+    return Plot(f"mixed-{number + 1}", run.name, f"Test {run.metric} with weights and activations at bits of their own, by "
+                "the run's own steps.", fig)

@@ -1,0 +1,74 @@
+"""Who overfits: the server model's test loss and accuracy on the way, mean over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from anybit.build import build_variant
+from anybit.quant.grid import Width
+from anybit.results import Result
+
+_TITLES = {"baseline": "Baseline", "baseline-dropout": "Baseline (dropout)", "mqat": "MQAT-W", "mqat-a": "MQAT-A",
+           "mqat-wa": "MQAT-WA", "mqat-fixed": "MQAT*-W", "mqat-full": "MQAT-W (2…32)"}
+"""The recipes of the paper's figure, and MQAT's relatives, by the last part of their names."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One score of one variant over the rounds that all its seeds have."""
+
+    rounds: tuple[int, ...]
+    values: np.ndarray
+    """(seeds, rounds)."""
+
+    @property
+    def mean(self) -> np.ndarray:
+        mean: np.ndarray = self.values.mean(0)
+        return mean
+
+    @property
+    def best_round(self) -> int:
+        """Where the mean is least."""
+        return self.rounds[int(self.mean.argmin())]
+
+    @property
+    def risen(self) -> float:
+        """How far the mean lies above its least value in the end."""
+        return float(self.mean[-1] - self.mean.min())
+
+
+@dataclass(frozen=True)
+class Course:
+    """One variant: its loss at the width the paper draws, and its accuracy in full precision."""
+
+    title: str
+    width: str
+    loss: Curve
+    accuracy: Curve
+
+
+def courses(by_recipe: Mapping[str, Sequence[Result]]) -> dict[str, list[Course]]:
+    """{folder of recipes: its variants}, where a baseline and at least one MQAT were trained."""
+    found = {}
+    for home in dict.fromkeys(recipe.rpartition("/")[0] for recipe in by_recipe):
+        runs = {title: by_recipe[f"{home}/{leaf}"] for leaf, title in _TITLES.items() if f"{home}/{leaf}" in by_recipe}
+        if _TITLES["baseline"] in runs and any(title.startswith("MQAT") for title in runs):
+            lines = [_course(title, results) for title, results in runs.items() if all(r.curve for r in results)]
+            found[home.removeprefix("paper/")] = lines
+    return found
+
+
+def _course(title: str, results: Sequence[Result]) -> Course:
+    variant = build_variant(results[0].settings)
+    lowest = str(Width.of(variant.sites, min(variant.bits)))
+    return Course(title, lowest, _curve(results, lowest, "loss"), _curve(results, "FP32", "metric"))
+
+
+def _curve(results: Sequence[Result], width: str, key: Literal["loss", "metric"]) -> Curve:
+    seeds = [{point.round: point.scores[width][key] for point in r.curve if width in point.scores} for r in results]
+    rounds = sorted(set.intersection(*(set(seed) for seed in seeds)))
+    return Curve(tuple(rounds), np.array([[seed[round] for round in rounds] for seed in seeds]))

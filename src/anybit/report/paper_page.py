@@ -1,0 +1,34 @@
+"""The comparison with the paper, written down: plots, and a Markdown page that shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anybit.errors import RunError
+from anybit.report.paper import Comparison
+from anybit.report.paper_plots import paper_plots
+from anybit.report.paper_text import markdown
+from anybit.report.style import render, require_matplotlib, styled
+from anybit.tensors import write_bytes
+
+
+def write_comparison(comparison: Comparison, out: Path, page: Path | None = None) -> list[Path]:
+    """Every plot as SVG and PNG in the folder `out`, and the page if asked for; the PNGs and the page are returned."""
+    require_matplotlib()
+    written = []
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with styled():
+            plots = paper_plots(comparison)
+            for plot in plots:
+                rendered = render(plot)
+                write_bytes(out / f"{plot.name}.svg", rendered.svg)
+                write_bytes(out / f"{plot.name}.png", rendered.png)
+                written.append(out / f"{plot.name}.png")
+        if page is not None:
+            page.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(page, markdown(comparison, plots, out, page).encode())
+            written.append(page)
+    except OSError as error:
+        raise RunError(f"{error.filename} cannot be written ({error.strerror}): choose another place") from None
+    return written

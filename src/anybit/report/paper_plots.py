@@ -1,0 +1,118 @@
+"""Plots of ours against the paper's: accuracy over bits for every table, and who overfits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anybit.report.overfitting import Course, Curve, courses
+from anybit.report.paper import ComparedColumn, ComparedTable, Comparison
+from anybit.report.paper_text import measured
+from anybit.report.style import FULL, INK, QUIET, Plot, colour, figure, legend, marker
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_DASHED = (0, (3, 1.5))
+_PER_ROW = 5
+
+
+def paper_plots(comparison: Comparison) -> list[Plot]:
+    """One figure per table with more than full precision, and one of curves per data set and model."""
+    tables = [_table(table) if len(table.bits) > 1 else _bars(table) for table in comparison.tables]
+    return tables + [_curves(home, lines) for home, lines in courses(comparison.by_recipe).items()]
+
+
+def _table(table: ComparedTable) -> Plot:
+    """One panel per variant: sixteen lines in one would hide each other."""
+    from matplotlib.lines import Line2D
+
+    columns = measured(table)
+    down = math.ceil(len(columns) / _PER_ROW)
+    across = math.ceil(len(columns) / down)
+    fig = figure(FULL if across > 2 else FULL * 0.6, 0.55 + 1.75 * down)
+    panels = fig.subplots(down, across, squeeze=False, sharex=True, sharey=True)
+    for i, panel in enumerate(panels.flat):
+        if i >= len(columns):
+            panel.set_axis_off()
+            continue
+        _panel(panel, columns[i], table.bits, i)
+        panel.tick_params(labelbottom=True)
+    for row in panels:
+        row[0].set_ylabel("accuracy (%)")
+    panels[0, 0].set_ylim(bottom=0)
+    fig.supxlabel("bits", fontsize=8)
+    kinds: list[tuple[Any, str]] = [("-", "ours"), (_DASHED, "paper")]
+    if any(cell.depends_on_steps for column in columns for cell in column.cells.values()):
+        kinds.append((":", "ours, steps re-estimated (mse)"))
+    legend(fig, [Line2D([], [], color=QUIET, linestyle=style) for style, _ in kinds], [name for _, name in kinds])
+    return Plot(f"paper-{table.key}", f"{table.title}: ours and the paper's",
+                "Accuracy at each bit-width. Bars: standard deviation over seeds.", fig, wide=True)
+
+
+def _panel(axes: Axes, column: ComparedColumn, bits: Sequence[int], number: int) -> None:
+    cells = [column.cells[b] for b in bits]
+    x = np.arange(len(bits))
+    paper = [np.nan if cell.paper is None else cell.paper for cell in cells]
+    ours = [np.nan if cell.ours is None else cell.ours.mean for cell in cells]
+    spread = [cell.ours.std or 0.0 if cell.ours else 0.0 for cell in cells]
+    axes.plot(x, paper, color=QUIET, linestyle=_DASHED, linewidth=1.2)
+    if any(cell.depends_on_steps for cell in cells):
+        again = [np.nan if cell.reestimated is None else cell.reestimated.mean for cell in cells]
+        axes.plot(x, again, color=colour(number), linestyle=":", linewidth=1.2)
+    axes.errorbar(x, ours, yerr=spread if any(spread) else None, color=colour(number), marker=marker(number),
+                  markeredgecolor="none", markersize=3.5, elinewidth=0.8, capsize=1.5)
+    axes.set_xticks(x, [str(b) for b in bits])
+    axes.set_title(column.title, fontsize=8)
+
+
+def _bars(table: ComparedTable) -> Plot:
+    """A table of one row: a bar per variant, the paper's figure as a line across it."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    columns, bits = measured(table), table.bits[0]
+    fig = figure(FULL * 0.75, 0.7 + 0.24 * len(columns))
+    axes = fig.subplots()
+    for row, column in enumerate(columns):
+        cell = column.cells[bits]
+        if cell.ours is not None:
+            axes.barh(row, cell.ours.mean, height=0.62, xerr=cell.ours.std, color=colour(0), alpha=0.75,
+                      error_kw={"elinewidth": 0.8, "capsize": 1.5, "ecolor": INK})
+        if cell.paper is not None:
+            axes.plot([cell.paper] * 2, [row - 0.4, row + 0.4], color=QUIET, linewidth=1.6)
+    axes.set_yticks(range(len(columns)), [column.title for column in columns])
+    axes.invert_yaxis()
+    axes.grid(False, axis="y")
+    axes.grid(True, axis="x")
+    axes.set_xlabel("accuracy at full precision (%)" if bits == 32 else f"accuracy at {bits} bits (%)")
+    legend(fig, [Patch(color=colour(0), alpha=0.75), Line2D([], [], color=QUIET, linewidth=1.6)], ["ours", "paper"])
+    return Plot(f"paper-{table.key}", f"{table.title}: ours and the paper's",
+                "Bars: ours, with the standard deviation over seeds. Lines: the paper's.", fig)
+
+
+def _curves(home: str, lines: Sequence[Course]) -> Plot:
+    fig = figure(FULL, 2.9)
+    left, right = fig.subplots(1, 2)
+    handles = [_curve(left, course.loss, number) for number, course in enumerate(lines)]
+    for number, course in enumerate(lines):
+        _curve(right, course.accuracy, number)
+    left.set_ylabel("test loss")
+    right.set_ylabel("test accuracy (%)")
+    for axes in (left, right):
+        axes.set_xlabel("round")
+    legend(fig, handles, [course.title for course in lines])
+    return Plot(f"overfitting-{home}", f"Overfitting: {home}",
+                "Left: test loss, of MQAT after quantization at the lowest width it trains at, else in full precision. "
+                "Right: test accuracy in full precision. Mean over seeds, with their extremes shaded.", fig, wide=True)
+
+
+def _curve(axes: Axes, curve: Curve, number: int) -> Any:
+    if len(curve.values) > 1:
+        axes.fill_between(curve.rounds, curve.values.min(0), curve.values.max(0), color=colour(number), alpha=0.18,
+                          linewidth=0)
+    return axes.plot(curve.rounds, curve.mean, color=colour(number), marker=marker(number), markeredgecolor="none",
+                     markersize=3.5 if len(curve.rounds) <= 30 else 0)[0]

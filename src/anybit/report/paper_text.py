@@ -1,0 +1,184 @@
+"""The comparison with the paper as rows to print, as Markdown and as JSON."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from anybit.paper import Cell, PaperTable, facts
+from anybit.report.overfitting import Course, courses
+from anybit.report.paper import TOLERANCE, Compared, ComparedColumn, ComparedTable, Comparison, Measured, Verdict
+from anybit.report.style import Plot
+from anybit.report.tables import MISSING
+
+Rows = list[list[str]]
+
+_BEYOND = " !"
+"""Marks a difference beyond the tolerance."""
+
+INTRODUCTION = (f"Accuracy in percent, mean ± standard deviation over seeds, on the whole test set. *Difference*: ours − "
+                f"paper, **bold** beyond {TOLERANCE:g} points. *Re-estimated*: with steps found after training (mse) "
+                "instead of the variant's own, where that changes a figure by more. A figure of the paper marked ? is "
+                "doubted below its table.")
+
+
+def head(table: ComparedTable) -> list[str]:
+    return ["", *(str(bits) for bits in table.bits)]
+
+
+def rows(table: ComparedTable) -> Rows:
+    """Per measured column: ours, the paper's, the difference, and where steps matter the re-estimated figures."""
+    lines: Rows = []
+    for column in measured(table):
+        cells = [column.cells[bits] for bits in table.bits]
+        lines.append([f"{column.title}, ours", *(_mean(cell.ours) for cell in cells)])
+        if any(cell.depends_on_steps for cell in cells):
+            lines.append(["  re-estimated", *(_mean(cell.reestimated) for cell in cells)])
+        if any(cell.paper is not None for cell in cells):
+            lines.append(["  paper", *(_paper(cell) for cell in cells)])
+            lines.append(["  difference", *(_difference(cell) for cell in cells)])
+    return lines
+
+
+def measured(table: ComparedTable) -> list[ComparedColumn]:
+    return [column for column in table.columns.values() if column.seeds]
+
+
+def _mean(value: Measured | None) -> str:
+    if value is None:
+        return MISSING
+    return f"{value.mean:.2f}" if value.std is None else f"{value.mean:.2f} ± {value.std:.2f}"
+
+
+def _paper(cell: Compared) -> str:
+    return MISSING if cell.paper is None else f"{cell.paper:.2f}{' ?' if cell.suspect else ''}"
+
+
+def _difference(cell: Compared) -> str:
+    if cell.difference is None:
+        return MISSING
+    return f"{cell.difference:+.2f}{'' if cell.within else _BEYOND}".replace("-", "−")
+
+
+def notes(table: ComparedTable) -> list[str]:
+    """What a reader of the table must know: seeds, settings of ours that differ, and doubted figures."""
+    lines, known = [], facts()
+    for seeds in dict.fromkeys(column.seeds for column in measured(table)):
+        names = [column.title for column in measured(table) if column.seeds == seeds]
+        lines.append(f"Seeds {', '.join(map(str, seeds))}: {', '.join(names)}.")
+    for deviations in dict.fromkeys(column.deviations for column in measured(table) if column.deviations):
+        names = [column.title for column in measured(table) if column.deviations == deviations]
+        lines.append(f"Not the recipe's setting ({', '.join(names)}): {'; '.join(deviations)}.")
+    for why in dict.fromkeys(known.suspect.values()):
+        cells = [cell for cell, reason in known.suspect.items() if reason == why and _shown(table, cell)]
+        if cells:
+            bits = "all bits" if len(cells) == len(table.bits) > 1 else f"{', '.join(str(c.bits) for c in cells)} bits"
+            lines.append(f"? {table.columns[cells[0].column].title} at {bits}: {why}.")
+    return lines
+
+
+def _shown(table: ComparedTable, cell: Cell) -> bool:
+    return cell.table == table.key and bool(table.columns[cell.column].seeds)
+
+
+def agreement(tables: Iterable[ComparedTable]) -> str:
+    """How many figures agree; doubted ones do not count."""
+    cells = [cell for table in tables for column in measured(table) for cell in column.cells.values()
+             if cell.within is not None and not cell.suspect]
+    agreeing = sum(bool(cell.within) for cell in cells)
+    return f"{agreeing} of {len(cells)} figures lie within {TOLERANCE:g} points of the paper's, doubted ones aside."
+
+
+CLAIM_HEAD = ["claim", "table", "ours", "paper's figures", "where"]
+
+
+def claim_rows(verdicts: Sequence[Verdict]) -> Rows:
+    """The sign of every claim; a claim that is measured in part says how much of it."""
+    tables = facts().tables
+    return [[v.claim.says, _short(tables[v.claim.table]), _verdict(v.ours, v.holding, v.measured, v.pairs),
+             _verdict(v.paper, v.paper_holding, v.paper_measured, v.pairs), v.claim.place]
+            for v in verdicts]
+
+
+def _short(table: PaperTable) -> str:
+    return table.number if table.number.startswith("Table") else table.title.partition(",")[0]
+
+
+def _verdict(word: str, holding: int, measured: int, pairs: int) -> str:
+    if not measured or (measured == pairs == 1) or (holding == measured == pairs):
+        return word
+    of = f"{holding} of {measured}" + (f", {pairs - measured} not measured" if measured < pairs else "")
+    return f"{word} ({of})"
+
+
+OVERFITTING_HEAD = ["test loss", "at width", "least", "in round", "in the end", "risen by"]
+
+
+def overfitting_rows(lines: Sequence[Course]) -> Rows:
+    """Where the test loss of each variant was least, and where it ended."""
+    return [[c.title, c.width, f"{c.loss.mean.min():.3f}", str(c.loss.best_round), f"{c.loss.mean[-1]:.3f}",
+             f"{c.loss.risen:.3f}"] for c in lines]
+
+
+def markdown(comparison: Comparison, plots: Sequence[Plot], images: Path, file: Path) -> str:
+    """A page of all tables and claims, with the plots that were written to the folder `images`."""
+    beside = os.path.relpath(str(images), str(file.parent))
+    shown = {plot.name: f"\n![{plot.title}]({Path(beside, plot.name).as_posix()}.png)\n\n*{plot.caption}*\n"
+             for plot in plots}
+    text = ["# Ours and the paper's\n", f"The paper: {facts().citation}.\n", f"{INTRODUCTION}\n",
+            f"{agreement(comparison.tables)}\n"]
+    for table in comparison.tables:
+        text += [*_section(table), shown[f"paper-{table.key}"]]
+    for home, lines in courses(comparison.by_recipe).items():
+        text += [f"## Overfitting: {home}\n", _markdown_table(OVERFITTING_HEAD, overfitting_rows(lines)),
+                 shown[f"overfitting-{home}"]]
+    text += ["## Claims\n", "Every ordering that the paper's text claims. Where a claim compares several figures, how many "
+             "of the comparisons hold.\n", _markdown_table(CLAIM_HEAD, claim_rows(comparison.verdicts))]
+    return "\n".join([*text, "\n## Runs\n", *(f"- {line}" for line in conditions(comparison))]) + "\n"
+
+
+def _section(table: ComparedTable) -> list[str]:
+    printed = table.number.startswith("Table")
+    return [f"## {table.title}\n", f"{table.number} of the paper.\n" if printed else "The paper has no table of it.\n",
+            _markdown_table(head(table), [[_bold(cell) for cell in line] for line in rows(table)]), "",
+            *(f"- {note}" for note in notes(table))]
+
+
+def conditions(comparison: Comparison) -> list[str]:
+    """What the figures were made with."""
+    results = comparison.results
+    facts_of = {"test images": {f"{r.config['data']['name']} {r.evaluation['test_examples']:,}" for r in results},
+                "device": {str(r.environment.get("gpu") or r.environment.get("cpu", "?")) for r in results},
+                "torch": {str(r.environment.get("torch", "?")) for r in results},
+                "anybit": {str(r.environment.get("anybit", "?")) for r in results}}
+    hours = sum(r.seconds for r in results) / 3600
+    return [f"{len(results)} runs, {hours:.1f} hours of training in all",
+            *(f"{what}: {', '.join(sorted(values))}" for what, values in facts_of.items())]
+
+
+def _bold(text: str) -> str:
+    return f"**{text.removesuffix(_BEYOND)}**" if text.endswith(_BEYOND) else text
+
+
+def _markdown_table(columns: Sequence[str], lines: Rows) -> str:
+    head = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    return "\n".join([*head, *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)])
+
+
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    tables = {table.key: {"title": table.title, "number": table.number, "columns": {
+        name: {"recipe": column.recipe, "seeds": list(column.seeds), "deviations": list(column.deviations),
+               "cells": {str(bits): _cell_json(cell) for bits, cell in column.cells.items()}}
+        for name, column in table.columns.items() if column.seeds}} for table in comparison.tables}
+    claims = [{"says": v.claim.says, "table": v.claim.table, "place": v.claim.place, "quote": v.claim.quote,
+               "ours": v.ours, "paper": v.paper, "pairs": v.pairs, "measured": v.measured, "holding": v.holding}
+              for v in comparison.verdicts]
+    return {"tables": tables, "claims": claims, "other_runs": list(comparison.others)}
+
+
+def _cell_json(cell: Compared) -> dict[str, Any]:
+    ours, reestimated = (None if m is None else {"mean": m.mean, "std": m.std} for m in (cell.ours, cell.reestimated))
+    return {"ours": ours, "reestimated": reestimated, "paper": cell.paper, "difference": cell.difference,
+            "within": cell.within, "suspect": cell.suspect}

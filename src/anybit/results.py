@@ -1,0 +1,146 @@
+"""Results of runs, small enough to keep: what was trained, every score, the curve, and what it took."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anybit.config import Config
+from anybit.errors import ConfigError, RunError
+from anybit.folder import RunFolder
+from anybit.schema import plain, read
+from anybit.sweep import SweepFolder, is_sweep
+from anybit.tensors import read_json, write_bytes
+
+Scores = Mapping[str, Mapping[str, float]]
+"""{width: {"loss": …, "metric": …}}."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The server model on the way, at the variant's own steps and sites."""
+
+    round: int
+    loss: float
+    """The clients' training loss, mean over the rounds since the point before."""
+    scores: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    name: str
+    config: Mapping[str, Any]
+    evaluation: Mapping[str, Any]
+    """evaluation.json: every width × step rule."""
+    curve: tuple[Point, ...]
+    seconds: float
+    environment: Mapping[str, Any]
+
+    @property
+    def settings(self) -> Config:
+        config: Config = read(Config, self.config)
+        return config
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+    @property
+    def own(self) -> str:
+        """The step rule at which the run is judged."""
+        return str(self.evaluation["own"])
+
+    def metric(self, width: str, steps: str | None = None) -> float | None:
+        """The metric at a width, by the run's own step rule unless given; none where it was not evaluated."""
+        scores: Scores = self.evaluation["grid"].get(steps or self.own, {})
+        return scores[width]["metric"] if width in scores else None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a set of folders and files holds."""
+
+    results: list[Result]
+    unfinished: list[str]
+
+
+def read_results(paths: Sequence[Path]) -> Found:
+    """The finished runs of sweeps, run folders and results files."""
+    found = Found([], [])
+    for path in paths:
+        if path.is_file():
+            found.results.extend(_from_file(path))
+            continue
+        folders = [sweep.run_path(run) for sweep in [SweepFolder.open(path)] for run in sweep.runs] \
+            if is_sweep(path) else [RunFolder.open(path).path]
+        for each in folders:
+            if (each / "evaluation.json").exists():
+                found.results.append(_from_folder(RunFolder.open(each)))
+            else:
+                found.unfinished.append(str(each))
+    return found
+
+
+def _from_folder(folder: RunFolder) -> Result:
+    environment = folder.file("environment.json")
+    seconds = sum(float(entry.get("seconds", 0)) for entry in folder.lines("timing"))
+    return Result(folder.path.name, folder.config(), folder.evaluation(), tuple(_curve(folder.lines("metrics"))),
+                  round(seconds, 1), read_json(environment) if environment.exists() else {})
+
+
+def _curve(metrics: Iterable[Mapping[str, Any]]) -> Iterable[Point]:
+    losses: list[float] = []
+    for entry in metrics:
+        losses.append(entry["loss"])
+        if entry.get("evaluation"):
+            yield Point(entry["round"], sum(losses) / len(losses), entry["evaluation"]["scores"])
+            losses = []
+
+
+def _from_file(path: Path) -> list[Result]:
+    content = read_json(path)
+    try:
+        results: list[Result] = [read(Result, entry) for entry in content["runs"]]
+        for result in results:
+            # Looked at once, so that a damaged file is named here and not where its content is used.
+            result.settings, result.metric("FP32")
+    except (KeyError, TypeError, AttributeError, ConfigError) as error:
+        raise RunError(f"{path} is not a results file of 'anybit collect' ({error})") from None
+    return results
+
+
+def write_results(results: Sequence[Result], out: Path) -> None:
+    """FILE.json holds everything; FILE.csv the scores, one line per run, step rule and width."""
+    if out.suffix == ".json":
+        # One run per line: files of many runs stay small, and their differences readable.
+        text = '{"runs": [\n' + ",\n".join(json.dumps(plain(r), ensure_ascii=False) for r in results) + "\n]}\n"
+    elif out.suffix == ".csv":
+        text = _csv(results)
+    else:
+        raise ConfigError(f"'{out}': a results file ends in .json or .csv")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(out, text.encode())
+    except OSError as error:
+        raise RunError(f"{out} cannot be written ({error.strerror}): choose another file with --out") from None
+
+
+def _csv(results: Sequence[Result]) -> str:
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(("run", "data", "model", "variant", "seed", "rounds", "steps", "own", "width", "loss", "metric",
+                    "seconds", "device"))
+    for r in results:
+        what = [r.config[key]["name"] for key in ("data", "model")]
+        device = r.environment.get("gpu") or r.environment.get("cpu", "")
+        for steps, scores in r.evaluation["grid"].items():
+            lines.writerows((r.name, *what, r.evaluation["variant"], r.seed, r.config["rounds"], steps, steps == r.own,
+                             width, s["loss"], s["metric"], r.seconds, device) for width, s in scores.items())
+    return text.getvalue()

@@ -1,0 +1,168 @@
+"""How the runs of a sweep are trained: group by group, each run from its own newest checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+
+from anybit.api import Run
+from anybit.build import build_data, build_task, settled
+from anybit.config import Config
+from anybit.data.examples import Data
+from anybit.engines import Stacked
+from anybit.environment import environment
+from anybit.errors import AnybitError, Interrupted
+from anybit.folder import RunFolder
+from anybit.lockstep import Outcome, program_key, train_side_by_side
+from anybit.run import Progress, Trained, Training, Watch, pick_device
+from anybit.schema import plain
+from anybit.sweep import PlannedRun, SweepFolder, groups
+
+State = Literal["waiting", "running", "done", "failed"]
+
+
+@dataclass
+class SweepWatch:
+    """How the outside follows and stops a sweep. The first argument of the callbacks is the run's name."""
+
+    on_state: Callable[[str, State, str], None] = lambda name, state, reason: None
+    on_round: Callable[[str, Progress], None] = lambda name, progress: None
+    deadline: float | None = None
+    """By time.monotonic: when to stop, with a checkpoint."""
+    stop: bool = field(default=False)
+    """Set to end the sweep after the current round, with a checkpoint."""
+
+    @property
+    def over(self) -> bool:
+        return self.stop or (self.deadline is not None and time.monotonic() >= self.deadline)
+
+
+def train_group(trainings: Sequence[Training]) -> Iterator[Outcome]:
+    """Train runs of one group, each from its own newest checkpoint, and give each as it ends.
+
+    With the stacked engine, runs of the same operations go side by side in one program. What kept a run from its end
+    stands in the place of its result, so that the others go on.
+    """
+    programs: dict[str, list[Training]] = {}
+    for number, training in enumerate(trainings):
+        key = program_key(training.config) if isinstance(training.engine, Stacked) else str(number)
+        programs.setdefault(key, []).append(training)
+    for together in programs.values():
+        if any(training.watch.stop for training in together):
+            yield from ((training, Interrupted("not started")) for training in together)
+        elif len(together) == 1:
+            yield together[0], _alone(together[0])
+        else:
+            yield from _side_by_side(together)
+
+
+def _alone(training: Training) -> Trained | Exception:
+    try:
+        return training.train(resume=True)
+    except Exception as error:  # of whatever kind: one run must not take the others with it
+        return error
+
+
+def _side_by_side(trainings: Sequence[Training]) -> Iterator[Outcome]:
+    """In one program; in two of half the size if they do not fit into the GPU's memory."""
+    begun = []
+    for training in trainings:
+        try:
+            training.begin(resume=True)
+            begun.append(training)
+        except Exception as error:
+            yield training, error
+    try:
+        yield from train_side_by_side(begun)
+    except torch.OutOfMemoryError as error:
+        if len(begun) == 1:
+            yield begun[0], error
+            return
+        torch.cuda.empty_cache()
+        half = len(begun) // 2
+        yield from _side_by_side(begun[:half])
+        yield from _side_by_side(begun[half:])
+
+
+def train_sweep(sweep: SweepFolder, watch: SweepWatch, trusted: Collection[str] = ()) -> dict[str, str]:
+    """Train every run that is not finished; {name: reason} of those that failed. Calling again retries them."""
+    failed: dict[str, str] = {}
+    with sweep.locked():
+        for group in groups(sweep.unfinished()):
+            if watch.over:
+                break
+            failed |= _Group(sweep, watch, trusted).train(group)
+    return failed
+
+
+class _Group:
+    """The runs of one group while they are trained: one copy of the data, and one will to stop."""
+
+    def __init__(self, sweep: SweepFolder, watch: SweepWatch, trusted: Collection[str]) -> None:
+        self.sweep, self.watch, self.trusted = sweep, watch, trusted
+        self.watches: list[Watch] = []
+        self.data: Data | None = None
+        self.failed: dict[str, str] = {}
+
+    def train(self, runs: Sequence[PlannedRun]) -> dict[str, str]:
+        with ExitStack() as held:
+            names: dict[Training, str] = {}
+            for run in runs:
+                try:
+                    names[self._training(run, held)] = run.name
+                except Exception as error:
+                    self._fail(run.name, error)
+            for training, outcome in train_group(list(names)):
+                name = names[training]
+                if isinstance(outcome, Interrupted):
+                    self.watch.on_state(name, "waiting", str(outcome))
+                elif isinstance(outcome, Exception):
+                    self._fail(name, outcome)
+                else:
+                    self.watch.on_state(name, "done", "")
+        return self.failed
+
+    def _training(self, run: PlannedRun, held: ExitStack) -> Training:
+        """A run as it was left, or a new one; one that cannot start leaves no folder.
+
+        An earlier process may have been killed between any two of these lines.
+        """
+        folder = RunFolder(self.sweep.run_path(run))
+        begun, has_split = (folder.file(name).exists() for name in ("config.json", "split.safetensors"))
+        config = Run.load(folder.path).config if begun else settled(run.config, self.trusted)
+        task = build_task(config, self.trusted, self._data(config))
+        if has_split:
+            task = replace(task, split=folder.split())
+        training = Training(task, config, self._watch(run.name), folder)
+        if not begun:
+            RunFolder.create(folder.path, plain(config), environment())
+        held.enter_context(folder.locked())
+        if not has_split:
+            folder.save_split(task.split)
+        return training
+
+    def _data(self, config: Config) -> Data:
+        """The data of the whole group, read and brought to the device once."""
+        if self.data is None:
+            self.data = build_data(config, self.trusted).to(pick_device(config.device))
+        return self.data
+
+    def _watch(self, name: str) -> Watch:
+        def on_round(progress: Progress) -> None:
+            self.watch.on_round(name, progress)
+            if self.watch.over:
+                for each in self.watches:
+                    each.stop = True
+
+        self.watches.append(Watch(on_round=on_round))
+        return self.watches[-1]
+
+    def _fail(self, name: str, error: Exception) -> None:
+        reason = str(error) if isinstance(error, AnybitError) else f"{type(error).__name__}: {error}"
+        self.failed[name] = reason.partition("\n")[0]
+        self.watch.on_state(name, "failed", self.failed[name])

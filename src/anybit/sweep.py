@@ -1,0 +1,156 @@
+"""A sweep is many runs: recipes × seeds × overrides. It is a folder, too, with one ordinary run folder per run.
+
+sweep.json  <recipe>-seed<n>/ …
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anybit import recipes
+from anybit.config import Config, from_recipe
+from anybit.errors import AnybitError, ConfigError, RunError
+from anybit.folder import locked
+from anybit.schema import plain, read
+from anybit.tensors import read_json, write_json
+
+_SHARED = ("data", "split", "model", "rounds", "cohort", "weighting", "loss", "client", "server", "sites", "engine",
+           "device", "threads")
+"""What runs must have in common to be trained as one group; seed, variant, evaluation and checkpoints may differ."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a sweep."""
+
+    name: str
+    """Its folder inside the sweep's."""
+    recipe: str
+    overrides: tuple[str, ...]
+    seed: int
+    config: Config
+    """What recipe, overrides and seed say together, so that a sweep goes on where its recipes are not."""
+
+
+def plan(names: Sequence[str], overrides: Sequence[str] = (), seeds: Sequence[int] | None = None) -> list[PlannedRun]:
+    """Every recipe of `names` (a recipe, or a folder of recipes) with every seed; without seeds, with its own."""
+    if seeds is not None and any(recipes.parse_override(o).get("seed") is not None for o in overrides):
+        raise ConfigError("seed=… together with seeds: give one of them")
+    found = list(dict.fromkeys(recipe for name in names for recipe in recipes.expand(name)))
+    if not found:
+        raise ConfigError("a sweep needs at least one recipe: 'anybit ls' lists all")
+    runs = []
+    for recipe, leaf in zip(found, _leaves(found), strict=True):
+        for seed in dict.fromkeys(seeds) if seeds is not None else (from_recipe(recipe, overrides).seed,):
+            config = from_recipe(recipe, [*overrides, f"seed={seed}"])
+            runs.append(PlannedRun(f"{leaf}-seed{seed}", recipe, tuple(overrides), seed, config))
+    return _distinct(runs)
+
+
+def _distinct(runs: list[PlannedRun]) -> list[PlannedRun]:
+    owner: dict[str, str] = {}
+    for run in runs:
+        if owner.setdefault(run.name, run.recipe) != run.recipe:
+            raise ConfigError(f"{owner[run.name]} and {run.recipe} would both be trained in the folder '{run.name}': "
+                              "rename one of them")
+    return runs
+
+
+def _leaves(found: Sequence[str]) -> list[str]:
+    """The last part of each recipe's name, preceded by as many parts as it takes to tell them apart.
+
+    >>> _leaves(["paper/a/mqat", "paper/b/mqat", "paper/b/qat"])
+    ['a-mqat', 'b-mqat', 'qat']
+    """
+    parts = [Path(recipe.removesuffix(".toml")).parts for recipe in found]
+    leaves = []
+    for mine in parts:
+        others = [other for other in parts if other != mine]
+        length = next((n for n in range(1, len(mine)) if all(other[-n:] != mine[-n:] for other in others)), len(mine))
+        leaves.append("-".join(part.strip("/") for part in mine[-length:] if part.strip("./")))
+    return leaves
+
+
+def group_key(config: Config) -> str:
+    """Equal for runs that differ in nothing that shapes the computation, so that they could be trained side by side."""
+    content = plain(config)
+    shared = {key: content[key] for key in _SHARED} | {"learned": config.ranges.learned}
+    return json.dumps(shared, sort_keys=True)
+
+
+def groups(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
+    """The runs by group, in the order of the plan."""
+    found: dict[str, list[PlannedRun]] = {}
+    for run in runs:
+        found.setdefault(group_key(run.config), []).append(run)
+    return list(found.values())
+
+
+class SweepFolder:
+    """The files of a sweep."""
+
+    def __init__(self, path: Path, runs: Sequence[PlannedRun]) -> None:
+        self.path, self.runs = path, list(runs)
+
+    @staticmethod
+    def begin(path: Path, runs: Sequence[PlannedRun]) -> SweepFolder:
+        """Start a sweep, or go on with the one that is there, if it is the same."""
+        if is_sweep(path):
+            return SweepFolder.open(path)._checked(runs)
+        if (path / "config.json").exists():
+            raise RunError(f"{path} holds a run, not a sweep: choose another folder with --path")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_json(path / "sweep.json", {"runs": [plain(run) for run in runs]})
+        except OSError as error:
+            raise RunError(f"{path} cannot be written ({error.strerror}): choose another folder with --path") from None
+        return SweepFolder(path, runs)
+
+    @staticmethod
+    def open(path: Path) -> SweepFolder:
+        if not is_sweep(path):
+            raise RunError(f"{path} is not a sweep: it has no sweep.json")
+        content = read_json(path / "sweep.json")
+        try:
+            runs = [_planned(entry) for entry in content["runs"]]
+        except (KeyError, TypeError, AnybitError) as error:
+            raise RunError(f"{path / 'sweep.json'} is not a sweep ({error})") from None
+        return SweepFolder(path, runs)
+
+    def _checked(self, runs: Sequence[PlannedRun]) -> SweepFolder:
+        """This sweep, if `runs` are its runs: results of two definitions must not be mixed in one folder."""
+        before, now = ({run.name: run for run in each} for each in (self.runs, runs))
+        changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+        if changed:
+            raise RunError(f"{self.path} holds another sweep ({changed[0]} differs): continue it with 'anybit sweep "
+                           f"{self.path}', or choose another folder with --path")
+        return self
+
+    def run_path(self, run: PlannedRun) -> Path:
+        return self.path / run.name
+
+    def finished(self, run: PlannedRun) -> bool:
+        return (self.run_path(run) / "evaluation.json").exists()
+
+    def unfinished(self) -> list[PlannedRun]:
+        return [run for run in self.runs if not self.finished(run)]
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the sweep while training its runs."""
+        return locked(self.path)
+
+
+def is_sweep(path: Path) -> bool:
+    return (path / "sweep.json").is_file()
+
+
+def _planned(entry: Any) -> PlannedRun:
+    run: PlannedRun = read(PlannedRun, entry)
+    if Path(run.name).name != run.name or run.name in ("", ".", ".."):
+        raise ConfigError(f"'{run.name}' is no name of a folder")
+    return run

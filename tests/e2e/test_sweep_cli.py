@@ -1,0 +1,138 @@
+"""A sweep as a person runs it: killed, stopped, out of time, with a failing run."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from anybit.cli.main import run
+from anybit.cli.progress import SweepReporter
+from anybit.errors import AnybitError, RunsFailed
+from anybit.run import Progress
+from anybit.sweep import SweepFolder, plan
+from tests.e2e.conftest import TINY
+from tests.e2e.test_cli import SAME, start, wait_for
+
+OWN = ["--import", "tiny_models"]
+SHORT = [*TINY, "evaluation.every=10", "checkpoint_every=4", "evaluation.bits=[32,2]", "evaluation.steps=[\"mse\"]"]
+
+
+@pytest.fixture(autouse=True)
+def inside(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most commands run in this process, which is quicker; the ones to be killed have their own."""
+    monkeypatch.chdir(home)
+    monkeypatch.syspath_prepend(home)
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_a_killed_sweep_ends_with_the_same_bytes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = [*SHORT, "rounds=30", "--quiet"]
+    assert run(["sweep", "quickstart", *settings, "--path", "whole"]) == 0
+    process = start(home, "sweep", "quickstart", *settings, "--path", "cut")
+    wait_for(home / "cut/mqat-seed1/metrics.jsonl", process, 6)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert (home / "cut/fedavg-seed1/evaluation.json").exists()
+    assert not (home / "cut/mqat-seed1/evaluation.json").exists()
+    assert run(["sweep", "quickstart", *settings, "--path", "cut"]) == 0
+    for name in ("fedavg-seed1", "mqat-seed1"):
+        for file in (*SAME, "config.json", "checkpoints/round-000030.safetensors"):
+            assert (home / "cut" / name / file).read_bytes() == (home / "whole" / name / file).read_bytes(), (name, file)
+    assert (home / "cut/sweep.json").read_bytes() == (home / "whole/sweep.json").read_bytes()
+
+    capsys.readouterr()
+    assert run(["sweep", "cut", "--json", *OWN]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [(line["run"], line["round"], line["state"]) for line in shown] == [
+        ("fedavg-seed1", 30, "done"), ("mqat-seed1", 30, "done")]
+    assert shown[1]["scores"] == json.loads((home / "cut/mqat-seed1/evaluation.json").read_text())["grid"]["table"]
+    assert run(["collect", "cut", "--out", "all.json"]) == 0
+    assert capsys.readouterr().err.strip() == "2 runs: all.json"
+    assert len(json.loads((home / "all.json").read_text())["runs"]) == 2
+
+
+def test_stopping_and_running_out_of_time(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    process = start(home, "sweep", "quickstart", *SHORT, "rounds=200", "checkpoint_every=1000", "--path", "sweep")
+    wait_for(home / "sweep/fedavg-seed1/metrics.jsonl", process, 5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "2 of 2 runs are not finished; continue with: anybit sweep sweep --import tiny_models" in errors
+    assert "Traceback" not in errors
+    (checkpoint,) = (home / "sweep/fedavg-seed1/checkpoints").iterdir()
+    assert not list((home / "sweep/mqat-seed1/checkpoints").iterdir())
+
+    assert run(["sweep", "sweep", "--time-limit", "0", *OWN]) == 0
+    assert "continue with: anybit sweep sweep --import tiny_models" in capsys.readouterr().err
+    assert checkpoint.exists()
+    assert run(["sweep", "sweep", *OWN]) == 0
+    output = capsys.readouterr()
+    first = next(line for line in output.err.splitlines() if line.startswith("fedavg-seed1"))
+    assert int(first.split()[2].partition("/")[0]) > 5, "it goes on from its checkpoint"
+    assert output.out.split()[:6] == ["run", "round", "rounds/s", "own", "accuracies", "state"]
+    assert [line.split()[-1] for line in output.out.splitlines()[1:]] == ["done", "done"]
+
+
+def test_a_failed_run_is_named_and_the_others_finish(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "good.toml").write_text("")
+    (home / "wild.toml").write_text("[client]\nlr = 1e38\n")
+    with pytest.raises(RunsFailed) as caught:
+        run(["sweep", "wild.toml", "good.toml", *SHORT, "--path", "sweep"])
+    assert str(caught.value) == "1 of 2 runs failed: wild-seed1; retry with: anybit sweep sweep --import tiny_models"
+    assert caught.value.exit_code == 1
+    assert (home / "sweep/good-seed1/evaluation.json").exists()
+    wild, good = capsys.readouterr().out.splitlines()[1:]
+    assert "failed: the loss is" in wild
+    assert good.split()[-1] == "done"
+    with pytest.raises(RunsFailed):
+        run(["sweep", "sweep", *OWN])
+
+
+def test_dry_run_lists_and_leaves_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sweep", "paper/cifar10-lenet5", "rounds=5", "--seeds", "1,2", "--dry-run", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert len(listed) == 18
+    assert listed[1] == {"name": "apqn2-seed2", "recipe": "paper/cifar10-lenet5/apqn2", "overrides": ["rounds=5"],
+                         "seed": 2, "rounds": 5}
+    assert run(["sweep", "paper/cifar10-lenet5", "--dry-run"]) == 0
+    assert "qat4-seed1" in capsys.readouterr().out
+    assert not (home / "runs").exists()
+
+
+def test_a_live_table_fits_the_terminal_and_shows_what_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINES", "13")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    sweep = SweepFolder(home / "sweep", plan(["quickstart/mqat"], ["rounds=9"], range(50)))
+    reporter = SweepReporter(sweep, quiet=False)
+    assert reporter.live is not None
+    reporter.on_round("mqat-seed40", Progress(3, 9, 1.0, {"scores": {"W2": {"metric": 81.26}}}, 0.1))
+    console = Console(file=io.StringIO(), width=120)
+    console.print(reporter._table())
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) == 11
+    assert any(line.split() == ["mqat-seed40", "3/9", "–", "W2", "81.3", "running"] for line in lines)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["sweep", "quickstart/mqt"], "did you mean 'quickstart/mqat'?"),
+    (["sweep", "quickstart", "--seeds", "1,b"], "--seeds 1,b: write whole numbers with commas"),
+    (["sweep", "there", "rounds=3"], "there is a sweep: it continues as it was defined"),
+    (["sweep", "quickstart", "--path", "there"], "there holds another sweep"),
+    (["resume", "there"], "there is a sweep: continue it with 'anybit sweep there'"),
+    (["collect", "there", "--out", "all.txt"], "'all.txt': a results file ends in .json or .csv"),
+    (["collect", "nowhere", "--out", "all.json"], "nowhere is not a run"),
+    (["report", "nowhere", "--markdown", "x.md"], "--markdown belongs to --paper"),
+    (["report", "--paper", "there"], "no finished run is a column of the paper")])
+def test_one_line_and_exit_code_two(home: Path, arguments: list[str], message: str) -> None:
+    (home / "there").mkdir()
+    (home / "there/sweep.json").write_text('{"runs": []}')
+    with pytest.raises(AnybitError) as caught:
+        run(arguments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2

@@ -1,0 +1,25 @@
+"""All deltas of a cohort at once, from an engine that gives them in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anybit.engines import Engine, Sequential, Stacked
+from anybit.federated.algorithm import Tensors, client_update
+from anybit.federated.cohort import Cohort
+
+ENGINES: dict[str, Engine] = {"sequential": Sequential(), "stacked": Stacked(1000), "stacked in chunks": Stacked(3)}
+
+
+def gathered(engine: Engine, client_step: Callable[..., Any], w: Tensors, steps: Tensors,
+             cohort: Cohort) -> tuple[dict[str, Tensor], Tensor]:
+    """(deltas, losses), client first; the parts must come in order and leave nobody out."""
+    parts = [(c, {n: d.clone() for n, d in deltas.items()}, losses.clone())
+             for c, deltas, losses in engine.map_clients(client_update, client_step, w, steps, cohort)]
+    assert [i for clients, *_ in parts for i in range(*clients.indices(len(cohort.clients)))] == \
+        list(range(len(cohort.clients)))
+    return {n: torch.cat([deltas[n] for _, deltas, _ in parts]) for n in w}, torch.cat([p[2] for p in parts])

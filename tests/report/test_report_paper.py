@@ -1,0 +1,196 @@
+"""Ours against the paper's, from results whose figures are known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anybit.build import build_variant, settled
+from anybit.cli.main import run
+from anybit.config import from_recipe
+from anybit.errors import RunError
+from anybit.paper import facts
+from anybit.quant.grid import Width
+from anybit.report import paper_text
+from anybit.report.overfitting import courses
+from anybit.report.paper import Measured, compare
+from anybit.report.paper_plots import paper_plots
+from anybit.report.style import styled
+from anybit.results import Point, Result, write_results
+from anybit.schema import plain
+
+BITS = (32, 8, 6, 4, 3, 2)
+LENET = "paper/cifar10-lenet5"
+
+
+def result(recipe: str, seed: int, accuracies: dict[int, float], again: dict[int, float] | None = None,
+           overrides: tuple[str, ...] = ()) -> Result:
+    """A finished run with these accuracies; `again`: with re-estimated steps."""
+    config = settled(from_recipe(recipe, [f"seed={seed}", *overrides]))
+    variant = build_variant(config)
+
+    def scores(values: dict[int, float]) -> dict[str, dict[str, float]]:
+        return {str(Width.of(sites, b)): {"loss": 1.0, "metric": v} for sites in ("W", "A", "WA") for b, v in values.items()}  # type: ignore[arg-type]
+
+    grid = {variant.evaluate: scores(accuracies)}
+    if variant.evaluate != "mse":
+        grid["mse"] = scores(again or accuracies)
+    curve = tuple(Point(r, 1.0, {str(Width.of(variant.sites, b)): {"loss": r / b + seed, "metric": float(b)} for b in BITS})
+                  for r in (100, 200))
+    return Result(f"{recipe.rpartition('/')[2]}-seed{seed}", plain(config),
+                  {"metric": "accuracy", "variant": variant.name, "own": variant.evaluate, "sites": variant.sites,
+                   "test_examples": 10_000, "grid": grid}, curve, 7200.0, {"gpu": "a GPU", "torch": "2.11"})
+
+
+def papers(recipe: str, column: str, shift: float = 0.0) -> dict[int, float]:
+    """The paper's own figures, moved."""
+    table = next(key for key, name in facts().columns_of(recipe) if name == column)
+    return {bits: value + shift for bits, value in facts().tables[table].columns[column].values.items()}
+
+
+@pytest.fixture
+def results() -> list[Result]:
+    """LeNet-5: a baseline over two seeds, QAT(4) that hangs on its steps, and MQAT on all bits, which the paper lacks."""
+    base = papers(f"{LENET}/baseline", "baseline")
+    qat = papers(f"{LENET}/qat4", "qat4")
+    return [result(f"{LENET}/baseline", 1, {b: v + 1 for b, v in base.items()}),
+            result(f"{LENET}/baseline", 2, {b: v - 2 for b, v in base.items()}),
+            result(f"{LENET}/qat4", 1, {**qat, 2: 17.0}, {**qat, 2: 61.0}),
+            result(f"{LENET}/mqat-full", 1, dict.fromkeys(BITS, 66.0))]
+
+
+def test_cells_are_means_over_seeds(results: list[Result]) -> None:
+    (table,) = compare(results).tables
+    cell = table.columns["baseline"].cells[2]
+    assert cell.ours == Measured(pytest.approx(48.18), pytest.approx(1.5 * 2**0.5))
+    assert cell.paper == 48.68
+    assert cell.difference == pytest.approx(-0.5)
+    assert cell.within
+    assert table.columns["baseline"].seeds == (1, 2)
+    assert table.columns["kure"].cells[2].ours is None
+    qat = table.columns["qat4"].cells
+    assert qat[2].within is False
+    assert qat[2].suspect
+    assert qat[2].depends_on_steps
+    assert not qat[4].depends_on_steps
+    assert qat[2].reestimated == Measured(61.0, None)
+    assert table.columns["mqat_full"].cells[2].paper is None
+
+
+def test_rows_to_print(results: list[Result]) -> None:
+    (table,) = compare(results).tables
+    lines = {line[0].strip(): line[1:] for line in paper_text.rows(table)[:3]}
+    assert lines == {"Baseline, ours": ["68.50 ± 2.12", "68.52 ± 2.12", "68.22 ± 2.12", "67.74 ± 2.12", "66.32 ± 2.12",
+                                        "48.18 ± 2.12"],
+                     "paper": ["69.00", "69.02", "68.72", "68.24", "66.82", "48.68"], "difference": ["−0.50"] * 6}
+    names = [line[0].strip() for line in paper_text.rows(table)]
+    assert names[3:] == ["QAT (W-4), ours", "re-estimated", "paper", "difference", "MQAT-W (2…32), ours"]
+    assert paper_text.rows(table)[6][-1] == "−44.44 !"
+    assert paper_text.rows(table)[5][-1] == "61.44 ?"
+    assert any("61.44 at 2 bits is above 58.4" in note for note in paper_text.notes(table))
+    assert paper_text.agreement([table]) == "11 of 11 figures lie within 2 points of the paper's, doubted ones aside."
+
+
+def test_claims_hold_or_do_not_or_were_not_measured(results: list[Result]) -> None:
+    verdicts = {(v.claim.says, v.claim.table): v for v in compare(results).verdicts}
+    own = verdicts["QAT(4) is best at its own width", "cifar10_lenet5_w"]
+    assert (own.ours, own.measured, own.pairs) == ("holds", 5, 5)
+    assert verdicts["MQAT beats the baseline at 2 bits", "cifar10_lenet5_w"].ours == "not measured"
+    assert verdicts["MQAT beats the baseline at 2 bits", "cifar10_lenet5_w"].paper == "holds"
+    worse = replace(results[2], evaluation={**results[2].evaluation, "grid": {
+        "rule": {str(Width.of("W", b)): {"loss": 1.0, "metric": 50.0 + (b == 32)} for b in BITS}}})
+    (again,) = (v for v in compare([worse]).verdicts if v.claim == own.claim)
+    assert (again.ours, again.holding) == ("does not", 0)
+    assert paper_text.claim_rows([again])[0][1:4] == ["Table 8", "does not (0 of 5)", "holds"]
+
+
+def test_the_baseline_stands_in_every_table_of_its_network() -> None:
+    recipe = "paper/cifar10-resnet20/baseline"
+    comparison = compare([result(recipe, 1, papers(recipe, "baseline"))])
+    assert [table.number for table in comparison.tables] == ["Table 5", "Table 9", "Table 11", "Table 3", "Table 4"]
+    assert [len(table.bits) for table in comparison.tables] == [6, 6, 6, 6, 1]
+
+
+def test_femnist_has_no_figures_but_a_claim() -> None:
+    comparison = compare([result("paper/femnist-lenet5/baseline", 1, {32: 84.0, 4: 83.5, 2: 82.0},
+                                 overrides=("evaluation.bits=[32,4,2]",))])
+    (table,) = comparison.tables
+    assert paper_text.rows(table) == [["Baseline, ours", "84.00", "83.50", "82.00"]]
+    (verdict,) = (v for v in comparison.verdicts if v.measured)
+    assert (verdict.ours, verdict.paper, verdict.measured) == ("holds", "not measured", 2)
+
+
+def test_settings_that_differ_are_said_and_never_averaged(results: list[Result]) -> None:
+    short = result(f"{LENET}/kure", 1, dict.fromkeys(BITS, 60.0), overrides=("rounds=50", "device=cpu"))
+    (table,) = compare([short]).tables
+    assert table.columns["kure"].deviations == ("rounds = 50 instead of 2000",)
+    assert "Not the recipe's setting (KURE): rounds = 50 instead of 2000." in paper_text.notes(table)
+    with pytest.raises(RunError, match=r"kure-seed1 and kure-seed2 differ in rounds \(50, 2000\)"):
+        compare([short, result(f"{LENET}/kure", 2, dict.fromkeys(BITS, 60.0))])
+    doubled = compare([*results, *results])
+    assert [t.columns["baseline"].seeds for t in doubled.tables] == [(1, 2)], "a run that is given twice counts once"
+
+
+def test_plots_carry_the_figures(results: list[Result]) -> None:
+    regular = [result("paper/cifar10-resnet20/mqat-a", 1, papers("paper/cifar10-resnet20/mqat-a", "mqat")),
+               result(f"{LENET}/mqat", 1, papers(f"{LENET}/mqat", "mqat"))]
+    with styled():
+        plots = {plot.name: plot for plot in paper_plots(compare([*results, *regular]))}
+    assert set(plots) == {"paper-cifar10_lenet5_w", "paper-cifar10_resnet20_a", "paper-cifar10_resnet20_regularization",
+                          "overfitting-cifar10-lenet5"}
+    axes = plots["paper-cifar10_lenet5_w"].figure.axes
+    assert [a.get_title(loc="left") for a in axes if a.axison] == ["Baseline", "QAT (W-4)", "MQAT-W", "MQAT-W (2…32)"]
+    paper, again, ours = (list(line.get_ydata()) for line in axes[1].get_lines()[:3])  # type: ignore[arg-type]
+    assert (paper[-1], again[-1], ours[-1]) == (61.44, 61.0, 17.0)
+    loss, accuracy = plots["overfitting-cifar10-lenet5"].figure.axes
+    baseline, mqat = (list(line.get_ydata()) for line in loss.get_lines()[:2])  # type: ignore[arg-type]
+    assert baseline == [100 / 32 + 1.5, 200 / 32 + 1.5], "full precision, mean of seeds 1 and 2"
+    assert mqat == [100 / 4 + 1, 200 / 4 + 1], "the lowest width of [4, 6, 8]"
+    assert list(accuracy.get_lines()[1].get_ydata()) == [32.0, 32.0]  # type: ignore[arg-type]
+
+
+def test_overfitting_in_numbers(results: list[Result]) -> None:
+    """A loss of 0.9, 0.5, 0.8 over two seeds that lie 0.2 apart, and an MQAT run whose loss falls."""
+    def course(result: Result, losses: list[float], width: str) -> Result:
+        points = [Point(100 * i, 1.0, {w: {"loss": v, "metric": 50.0} for w in ("FP32", width)}) for i, v in
+                  enumerate(losses, 1)]
+        return replace(result, curve=tuple(points))
+
+    runs = [course(results[0], [1.0, 0.6, 0.9], "W2"), course(results[1], [0.8, 0.4, 0.7, 9.9], "W2"),
+            course(results[3], [0.9, 0.8, 0.7], "W2")]
+    (lines,) = courses(compare(runs).by_recipe).values()
+    assert paper_text.overfitting_rows(lines) == [["Baseline", "FP32", "0.500", "200", "0.800", "0.300"],
+                                                  ["MQAT-W (2…32)", "W2", "0.700", "300", "0.700", "0.000"]]
+    assert courses(compare(runs[:2]).by_recipe) == {}
+
+
+def test_report_paper_prints_draws_and_writes(results: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                              capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    other = result("quickstart/mqat", 1, dict.fromkeys(BITS, 9.0))
+    write_results([*results, other], Path("results/all.json"))
+    command = ["report", "--paper", "results/all.json", "--out", "docs/img", "--markdown", "docs/reproduction.md"]
+    assert run(command) == 0
+    output = capsys.readouterr()
+    assert "CIFAR-10, LeNet-5, weights quantized (Table 8)" in output.out
+    assert "left out, because it is no column of the paper: mqat-seed1" in output.err
+    page = Path("docs/reproduction.md").read_text()
+    assert "| Baseline, ours | 68.50 ± 2.12 |" in page
+    assert "| **−44.44** |" in page
+    assert "![CIFAR-10, LeNet-5, weights quantized: ours and the paper's](img/paper-cifar10_lenet5_w.png)" in page
+    assert "4 runs, 8.0 hours of training in all" in page
+    assert str(tmp_path) not in page
+    assert {p.name for p in Path("docs/img").iterdir()} >= {"paper-cifar10_lenet5_w.png", "paper-cifar10_lenet5_w.svg"}
+    first = {p: p.read_bytes() for p in Path("docs").rglob("*.*")}
+    run(command)
+    assert {p: p.read_bytes() for p in Path("docs").rglob("*.*")} == first, "the same results give the same bytes"
+    capsys.readouterr()
+    assert run([*command, "--json"]) == 0
+    shown: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert shown["tables"]["cifar10_lenet5_w"]["columns"]["qat4"]["cells"]["2"]["reestimated"]["mean"] == 61.0
+    assert shown["other_runs"] == ["mqat-seed1"]

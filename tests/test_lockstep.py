@@ -1,0 +1,103 @@
+"""Runs side by side in one program give what each gives alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from anybit.config import ClientOptions, Component, Config
+from anybit.data.examples import Data, Examples
+from anybit.errors import Diverged, Interrupted
+from anybit.folder import RunFolder
+from anybit.lockstep import program_key, train_side_by_side
+from anybit.run import Task, Trained, Training
+from anybit.schema import plain
+from anybit.variants import Variant, baseline, mqat, qat
+
+SIZES = [3, 9, 4, 8, 6]
+
+
+def training(variant: Variant, seed: int, rounds: int = 3, scale: float = 1.0, folder: RunFolder | None = None) -> Training:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)).double()
+    draw = np.random.default_rng(0)
+    total = sum(SIZES)
+    examples = Examples(torch.from_numpy(draw.normal(size=(total, 1, 6, 6)) * scale),
+                        torch.from_numpy(draw.integers(3, size=total)))
+    order = np.random.default_rng(seed).permutation(total)
+    config = Config(cohort=3, seed=seed, rounds=rounds, engine="stacked", checkpoint_every=2,
+                    client=ClientOptions(lr=0.1, batch_size=4))
+    run = Training(Task(model, variant, Data(examples, examples), np.split(order, np.cumsum(SIZES)[:-1])), config)
+    run.begin(folder, resume=folder is not None)
+    return run
+
+
+VARIANTS = [baseline(), qat(4), qat(2), mqat((2, 3, 4, 6, 8, 32)), mqat((4, 8), fixed=True)]
+
+
+def test_each_run_ends_as_it_would_alone() -> None:
+    together = [training(variant, seed) for seed, variant in enumerate(VARIANTS, 1)]
+    outcomes = dict(train_side_by_side(together))
+    assert set(outcomes) == set(together)
+    for seed, (variant, run) in enumerate(zip(VARIANTS, together, strict=True), 1):
+        alone = training(variant, seed)
+        expected, ended = alone.train(), outcomes[run]
+        assert isinstance(ended, Trained)
+        for name, w in expected.w.items():
+            assert torch.allclose(w, ended.w[name], atol=1e-9), (variant.name, name)
+        for name, m in alone.state.optimizer.items():
+            assert torch.allclose(m, run.state.optimizer[name], atol=1e-9), (variant.name, name)
+        assert [entry["round"] for entry in ended.metrics] == [1, 2, 3]
+        assert [e["loss"] for e in ended.metrics] == pytest.approx([e["loss"] for e in expected.metrics], abs=1e-6)
+
+
+def test_runs_of_different_length_end_on_their_own() -> None:
+    short, long = training(mqat(), 1, rounds=1), training(mqat(), 2, rounds=4)
+    assert [run for run, _ in train_side_by_side([short, long])] == [short, long]
+    assert torch.allclose(long.state.w["0.weight"], training(mqat(), 2, rounds=4).train().w["0.weight"], atol=1e-9)
+    assert short.round == 1
+
+
+def test_a_run_that_fails_does_not_take_the_others_with_it() -> None:
+    good, bad = training(mqat(), 1), training(mqat(), 2)
+    bad.state.w["0.weight"][0] = float("nan")
+    outcomes = dict(train_side_by_side([bad, good]))
+    assert isinstance(outcomes[bad], Diverged)
+    assert isinstance(outcomes[good], Trained)
+    assert torch.allclose(outcomes[good].w["0.weight"], training(mqat(), 1).train().w["0.weight"], atol=1e-9)
+
+
+def test_stopped_runs_go_on_from_their_own_checkpoints(tmp_path: Path) -> None:
+    def begun(seed: int) -> Training:
+        fresh = training(mqat(), seed, rounds=4)
+        folder = RunFolder(tmp_path / str(seed))
+        if not folder.path.exists():
+            RunFolder.create(folder.path, plain(fresh.config), {})
+        return training(mqat(), seed, 4, folder=folder)
+
+    first = [begun(1), begun(2)]
+    first[0].watch.stop = True
+    outcomes = dict(train_side_by_side([first[0]]))
+    assert isinstance(outcomes[first[0]], Interrupted)
+    again = [begun(1), begun(2)]
+    assert [run.round for run in again] == [1, 0]
+    for run, ended in train_side_by_side(again):
+        assert isinstance(ended, Trained)
+        expected = training(mqat(), run.config.seed, rounds=4).train()
+        assert torch.allclose(ended.w["0.weight"], expected.w["0.weight"], atol=1e-9)
+
+
+def test_which_runs_share_a_program() -> None:
+    config = Config(variant=Component("mqat"))
+    same = [Component("baseline"), Component("qat", {"bits": 2}), Component("mqat", {"bits": [4, 6, 8]}),
+            Component("mqat", {"fixed": True})]
+    assert len({program_key(replace(config, variant=v, seed=i)) for i, v in enumerate(same)}) == 1
+    others = [Component("mqat", {"sites": "WA"}), Component("kure"), Component("apqn"),
+              Component("baseline", {"dropout": 0.5})]
+    assert len({program_key(replace(config, variant=v)) for v in (*same, *others)}) == 1 + len(others)
+    assert program_key(config) != program_key(replace(config, cohort=5))

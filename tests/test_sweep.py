@@ -1,0 +1,299 @@
+"""Planning, grouping and training many runs, and the small files that keep their results."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anybit.config import from_recipe
+from anybit.errors import ConfigError, RunError
+from anybit.folder import RunFolder
+from anybit.lockstep import train_side_by_side
+from anybit.results import read_results, write_results
+from anybit.run import Progress, Training
+from anybit.schedule import SweepWatch, train_group, train_sweep
+from anybit.sweep import SweepFolder, group_key, groups, plan
+
+MODELS = '''
+import torch
+from torch import nn
+
+def tiny(hidden: int = 8):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+
+def broken():
+    raise RuntimeError("out of memory\\nand more")
+'''
+TINY = ["model.name=sweep_models:tiny", "rounds=4", "evaluation.every=2", "checkpoint_every=1", "client.batch_size=32",
+        'evaluation.sites=["W"]', "evaluation.bits=[32,4,2]", "engine=sequential"]
+TRUSTED = ["sweep_models"]
+RESULTS = ("model.safetensors", "metrics.jsonl", "evaluation.json", "steps.json", "config.json", "split.safetensors")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "sweep_models.py").write_text(MODELS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small sweep, trained without a break."""
+    home = tmp_path_factory.mktemp("whole")
+    (home / "sweep_models.py").write_text(MODELS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(home)
+        train_sweep(SweepFolder.begin(home / "sweep", plan(["quickstart"], TINY, [1, 2])), SweepWatch(), TRUSTED)
+    return home / "sweep"
+
+
+@pytest.fixture
+def small() -> SweepFolder:
+    return SweepFolder.begin(Path("sweep"), plan(["quickstart"], TINY, [1, 2]))
+
+
+def test_a_plan_is_recipes_times_seeds() -> None:
+    runs = plan(["paper/cifar10-lenet5", "quickstart/mqat"], ["rounds=3"], [1, 5])
+    assert len(runs) == 20
+    assert [run.name for run in runs[:2]] == ["apqn2-seed1", "apqn2-seed5"]
+    assert [run.name for run in runs if "mqat-" in run.name and "seed5" in run.name] == [
+        "cifar10-lenet5-mqat-seed5", "mqat-fixed-seed5", "mqat-full-seed5", "quickstart-mqat-seed5"]
+    assert {run.config.rounds for run in runs} == {3}
+    assert [run.config.seed for run in runs[:2]] == [run.seed for run in runs[:2]] == [1, 5]
+    assert [run.seed for run in plan(["quickstart/mqat"], ["seed=7"])] == [7]
+
+
+def test_a_folder_of_the_users_recipes(home: Path) -> None:
+    (home / "mine").mkdir()
+    for name in ("b", "a", "_base"):
+        (home / f"mine/{name}.toml").write_text("rounds = 9\n")
+    assert [run.name for run in plan(["mine"])] == ["a-seed1", "b-seed1"]
+    (home / "empty").mkdir()
+    with pytest.raises(ConfigError, match="holds no recipes"):
+        plan(["empty"])
+
+
+def test_two_recipes_never_share_a_folder(home: Path) -> None:
+    for name in ("a/c", "x/c", "a-c"):
+        (home / name).parent.mkdir(exist_ok=True)
+        (home / f"{name}.toml").write_text("")
+    assert [run.name for run in plan(["a", "x"])] == ["a-c-seed1", "x-c-seed1"]
+    with pytest.raises(ConfigError, match=r"would both be trained in the folder 'a-c-seed1'"):
+        plan(["a", "x", "a-c.toml"])
+
+
+@pytest.mark.parametrize(("names", "overrides", "seeds", "message"), [
+    (["quickstart/mqt"], [], None, "did you mean 'quickstart/mqat'"), ([], [], None, "at least one recipe"),
+    (["quickstart"], ["seed=3"], [1], "give one of them"), (["quickstart"], ["rouds=3"], None, "did you mean 'rounds'"),
+    (["quickstart"], [], [-1], "seed = -1")])
+def test_a_plan_that_cannot_be(names: list[str], overrides: list[str], seeds: list[int] | None, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(names, overrides, seeds)
+    assert message in str(caught.value)
+
+
+def test_groups_share_everything_that_shapes_the_computation() -> None:
+    runs = plan(["paper/cifar10-lenet5", "paper/cifar10-resnet20/mqat"], [], [1, 2])
+    assert [len(group) for group in groups(runs)] == [18, 2]
+    key = group_key(from_recipe("quickstart/mqat"))
+    for same in ("seed=4", "variant.name=qat", "ranges.weights=minmax", "evaluation.every=7", "checkpoint_every=3"):
+        assert group_key(from_recipe("quickstart/mqat", [same])) == key, same
+    for other in ("cohort=3", "client.batch_size=8", "split.alpha=0.3", "model.groups=4", "rounds=7", "server.lr=1.0",
+                  "ranges.learned=true", "sites.per_channel=true", "data.name=cifar10"):
+        assert group_key(from_recipe("quickstart/mqat", [other])) != key, other
+
+
+def test_a_sweep_is_a_folder_of_ordinary_runs(small: SweepFolder) -> None:
+    states: list[tuple[str, str]] = []
+    assert train_sweep(small, SweepWatch(lambda name, state, reason: states.append((name, state))), TRUSTED) == {}
+    assert states == [(run.name, "done") for run in small.runs]
+    content = json.loads(Path("sweep/sweep.json").read_text())["runs"]
+    assert {key: content[0][key] for key in ("name", "recipe", "seed", "overrides")} == {
+        "name": "fedavg-seed1", "recipe": "quickstart/fedavg", "seed": 1, "overrides": TINY}
+    assert SweepFolder.open(Path("sweep")).runs == small.runs
+    config = RunFolder.open(Path("sweep/mqat-seed2")).config()
+    assert (config["seed"], config["device"], config["threads"]) == (2, "cpu", 1)
+    assert small.unfinished() == []
+    before = Path("sweep/mqat-seed2/model.safetensors").stat().st_mtime_ns
+    train_sweep(small, SweepWatch(), TRUSTED)
+    assert Path("sweep/mqat-seed2/model.safetensors").stat().st_mtime_ns == before, "finished runs are not trained again"
+
+
+def test_another_definition_is_refused(small: SweepFolder, home: Path) -> None:
+    SweepFolder.begin(Path("sweep"), plan(["quickstart"], TINY, [1, 2]))
+    for names, overrides, seeds in ((["quickstart"], TINY, [1, 2, 3]), (["quickstart"], [*TINY, "rounds=5"], [1, 2]),
+                                    (["quickstart/mqat"], TINY, [1, 2])):
+        with pytest.raises(RunError, match=r"holds another sweep .* choose another folder with --path"):
+            SweepFolder.begin(Path("sweep"), plan(names, overrides, seeds))
+    (home / "run").mkdir()
+    (home / "run/config.json").write_text("{}")
+    with pytest.raises(RunError, match="holds a run, not a sweep"):
+        SweepFolder.begin(Path("run"), small.runs)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"runs": [{"name": "a"}]}', '{"runs": [3]}'])
+def test_a_damaged_sweep_is_named(small: SweepFolder, content: str) -> None:
+    Path("sweep/sweep.json").write_text(content)
+    with pytest.raises(RunError, match=r"sweep\.json"):
+        SweepFolder.open(Path("sweep"))
+
+
+def test_a_run_of_a_sweep_stays_inside_its_folder(small: SweepFolder) -> None:
+    content = json.loads(Path("sweep/sweep.json").read_text())
+    content["runs"][0]["name"] = "../elsewhere"
+    Path("sweep/sweep.json").write_text(json.dumps(content))
+    with pytest.raises(RunError, match="is no name of a folder"):
+        SweepFolder.open(Path("sweep"))
+
+
+def test_a_failed_run_does_not_stop_the_others(home: Path) -> None:
+    """One diverges, one has a model that cannot be built; both are tried again by the next call."""
+    for name, lines in (("a", "[client]\nlr = 1e38"), ("b", '[model]\nname = "sweep_models:broken"'), ("c", "")):
+        (home / f"{name}.toml").write_text(f"{lines}\n")
+    names = [f"{name}.toml" for name in "abc"]
+    overrides = [o for o in TINY if not o.startswith("model.name")]
+    runs = [run for i, name in enumerate(names)
+            for run in plan([name], [*overrides, *(TINY[:1] if i != 1 else [])])]
+    sweep, states = SweepFolder.begin(Path("sweep"), runs), list[tuple[str, str, str]]()
+    watch = SweepWatch(lambda *state: states.append(state))
+    failed = train_sweep(sweep, watch, TRUSTED)
+    assert set(failed) == {"a-seed1", "b-seed1"}
+    assert "lower client.lr" in failed["a-seed1"]
+    assert failed["b-seed1"] == "RuntimeError: out of memory"
+    assert ("c-seed1", "done", "") in states
+    assert not Path("sweep/b-seed1").exists(), "a run that cannot start leaves no folder"
+    models = Path("sweep_models.py").read_text().replace('raise RuntimeError("out of memory\\nand more")', "return tiny()")
+    Path("sweep_models.py").write_text(models)
+    del sys.modules["sweep_models"]
+    assert set(train_sweep(sweep, watch, TRUSTED)) == {"a-seed1"}
+
+
+def test_a_stopped_sweep_goes_on_with_every_run_at_its_own_round(small: SweepFolder, whole: Path) -> None:
+    seen: list[tuple[str, int]] = []
+    for stop_at in (("fedavg-seed1", 3), ("mqat-seed1", 2)):
+        watch = SweepWatch()
+
+        def on_round(name: str, progress: Progress, watch: SweepWatch = watch, at: tuple[str, int] = stop_at) -> None:
+            seen.append((name, progress.round))
+            watch.stop = (name, progress.round) == at
+
+        watch.on_round = on_round
+        train_sweep(small, watch, TRUSTED)
+    assert seen == [("fedavg-seed1", 1), ("fedavg-seed1", 2), ("fedavg-seed1", 3), ("fedavg-seed1", 4),
+                    *(("fedavg-seed2", i) for i in range(1, 5)), ("mqat-seed1", 1), ("mqat-seed1", 2)]
+    (small.path / "mqat-seed2/split.safetensors").unlink()  # as if killed in the moment it was created
+    train_sweep(small, SweepWatch(), TRUSTED)
+    for run in small.runs:
+        for name in RESULTS:
+            assert (small.run_path(run) / name).read_bytes() == (whole / run.name / name).read_bytes(), (run, name)
+
+
+def test_when_the_time_is_over_nothing_more_is_begun(small: SweepFolder) -> None:
+    train_sweep(small, SweepWatch(deadline=time.monotonic() - 1), TRUSTED)
+    assert not small.run_path(small.runs[0]).exists()
+    seen: list[int] = []
+    watch = SweepWatch(deadline=time.monotonic() + 1e6)
+
+    def on_round(name: str, progress: Progress) -> None:
+        seen.append(progress.round)
+        watch.deadline = time.monotonic()
+
+    watch.on_round = on_round
+    train_sweep(small, watch, TRUSTED)
+    assert seen == [1]
+    assert [p.name for p in (small.run_path(small.runs[0]) / "checkpoints").iterdir()] == ["round-000001.safetensors"]
+
+
+def test_a_group_is_given_to_one_function(small: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What trains runs side by side takes its place: all runs of a group come together, with the data once."""
+    asked: list[list[Training]] = []
+
+    def together(trainings: list[Training]) -> Any:
+        asked.append(list(trainings))
+        return train_group(trainings)
+
+    monkeypatch.setattr("anybit.schedule.train_group", together)
+    train_sweep(small, SweepWatch(), TRUSTED)
+    assert [len(group) for group in asked] == [4]
+    assert len({t.data.train.x.data_ptr() for t in asked[0]}) == 1
+
+
+def test_runs_of_the_same_operations_go_side_by_side(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the stacked engine all four runs are one program, stopped in the middle and gone on with."""
+    programs: list[int] = []
+
+    def counted(trainings: list[Training]) -> Any:
+        programs.append(len(trainings))
+        return train_side_by_side(trainings)
+
+    monkeypatch.setattr("anybit.schedule.train_side_by_side", counted)
+    runs = plan(["quickstart"], [*TINY[:-1], "engine=stacked"], [1, 2])
+    sweep, watch = SweepFolder.begin(Path("sweep"), runs), SweepWatch()
+    watch.on_round = lambda name, progress: setattr(watch, "stop", progress.round == 2)
+    train_sweep(sweep, watch, TRUSTED)
+    assert sweep.unfinished() == runs
+    train_sweep(sweep, SweepWatch(), TRUSTED)
+    assert programs == [4, 4]
+    for run in runs:
+        ours, alone = (RunFolder(folder / run.name) for folder in (sweep.path, whole))
+        for name, w in alone.model().items():
+            assert torch.allclose(w, ours.model()[name], atol=2e-3), (run.name, name)
+        assert [e["round"] for e in ours.lines("metrics")] == [1, 2, 3, 4]
+
+
+def test_a_sweep_in_use_is_locked(small: SweepFolder) -> None:
+    with small.locked(), pytest.raises(RunError, match="in use by another process"):
+        train_sweep(small, SweepWatch(), TRUSTED)
+
+
+@pytest.fixture
+def trained(whole: Path) -> SweepFolder:
+    shutil.copytree(whole, "sweep")
+    return SweepFolder.open(Path("sweep"))
+
+
+def test_results_come_home_in_one_file(trained: SweepFolder) -> None:
+    found = read_results([trained.path])
+    assert [r.name for r in found.results] == [run.name for run in trained.runs]
+    assert found.unfinished == []
+    result, folder = found.results[3], RunFolder.open(trained.run_path(trained.runs[3]))
+    assert (result.config, result.evaluation, result.seed) == (folder.config(), folder.evaluation(), 2)
+    metrics = folder.lines("metrics")
+    assert [p.round for p in result.curve] == [2, 4]
+    assert result.curve[1].loss == pytest.approx((metrics[2]["loss"] + metrics[3]["loss"]) / 2)
+    assert result.curve[1].scores == metrics[3]["evaluation"]["scores"]
+    assert result.seconds >= 0
+    assert result.environment["torch"]
+    write_results(found.results, Path("out/all.json"))
+    assert read_results([Path("out/all.json")]).results == found.results
+    write_results(found.results, Path("out/all.csv"))
+    rows = list(csv.DictReader(Path("out/all.csv").read_text().splitlines()))
+    assert len(rows) == sum(len(s) for r in found.results for s in r.evaluation["grid"].values())
+    assert float(rows[-1]["metric"]) == list(result.evaluation["grid"].values())[-1]["W2"]["metric"]
+
+
+def test_unfinished_runs_are_named(trained: SweepFolder) -> None:
+    (trained.path / "mqat-seed1/evaluation.json").unlink()
+    found = read_results([trained.path, trained.path / "fedavg-seed1"])
+    assert found.unfinished == ["sweep/mqat-seed1"]
+    assert [r.name for r in found.results] == ["fedavg-seed1", "fedavg-seed2", "mqat-seed2", "fedavg-seed1"]
+
+
+@pytest.mark.parametrize("damage", [lambda t: t[:50], lambda t: "[]", lambda t: '{"runs": [{}]}',
+                                    lambda t: t.replace('"grid"', '"gird"'), lambda t: t.replace('"rounds"', '"ronds"')])
+def test_a_damaged_results_file_is_named(trained: SweepFolder, damage: Callable[[str], str]) -> None:
+    write_results(read_results([trained.path]).results, Path("all.json"))
+    Path("all.json").write_text(damage(Path("all.json").read_text()))
+    with pytest.raises(RunError, match=r"all\.json"):
+        read_results([Path("all.json")])
