@@ -16,13 +16,15 @@ from torch import nn
 import anybit
 from anybit.api import Run
 from anybit.errors import ConfigError
+from anybit.fleet.client_app import app
 from anybit.fleet.device import device_width, local_task, local_update
 from anybit.fleet.flower import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from anybit.fleet.node import Node
 from anybit.fleet.server_app import serve
+from anybit.fleet.wire import to_record
 from anybit.folder import RunFolder
 from anybit.quant.grid import Width
-from tests.fleet.conftest import LocalGrid, nodes, small
+from tests.fleet.conftest import LocalGrid, fleet, nodes, small
 
 
 def logged(path: Path, event: str) -> list[dict[str, Any]]:
@@ -34,6 +36,17 @@ def test_a_device_knows_its_width() -> None:
     assert device_width("4", "WA") == Width(4, 4)
     assert device_width("W4A8", "W") == Width(4, 8)
     assert device_width("", "W") is None
+
+
+@pytest.mark.usefixtures("own_models")
+def test_a_device_keeps_its_width_whatever_the_server_says() -> None:
+    training = fleet(small(), LocalGrid(nodes(4)))
+    training.begin()
+    arrays = {"w": to_record(training.state.w), "steps": to_record(training.table.steps)}
+    question = training._question(training.roster.present()[0], "train", arrays, Width(8, 32))
+    context = Context(1, 100, {"partition-id": 0, "bits": 2}, RecordDict(), {"imports": "anybit_test_models"})
+    reply = app(Message(question.content, 100, "train"), context)
+    assert reply.content["answer"]["width"] == "W2"
 
 
 @pytest.mark.usefixtures("own_models")

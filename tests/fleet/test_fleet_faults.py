@@ -187,6 +187,17 @@ def test_a_finished_or_foreign_folder_is_refused(tmp_path: Path) -> None:
         serve(LocalGrid(nodes(4)), small("rounds=2"), tmp_path / "run", ["anybit_test_models"])
 
 
+def test_a_width_without_weight_takes_no_part_and_stops_nothing() -> None:
+    grid = LocalGrid({client: {"bits": bits} for client, bits in enumerate((2, 2, 8, 8))})
+    _, log, _ = trained(grid, "sampling.policy=weighted", "sampling.weights={W8=0}")
+    assert all(sorted(entry["asked"]) == [0, 1] for entry in rounds(log))
+
+
+def test_a_minimum_above_the_cohort_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"fleet\.minimum = 5, but a cohort has only 4"):
+        fleet(small("fleet.minimum=5"), LocalGrid(nodes(4)))
+
+
 def test_two_nodes_cannot_be_the_same_client() -> None:
     grid = LocalGrid({0: {}, 1: {}, 2: {"partition-id": 1}, 3: {}})
     _, log, _ = trained(grid, "cohort=3")

@@ -44,11 +44,16 @@ def sample_cohort(options: SamplingOptions, seed: int, round: int, clients: int,
     widths, draw = widths_of(range(clients)), generator(seed, "cohort", round)
     if options.policy == "stratified":
         return _stratified(widths, size, draw)
-    weights = {str(Width.parse(name)): weight for name, weight in options.weights.items()}
-    share = np.array([weights.get(str(width), 1.0) for width in widths])
+    share = shares(options, widths)
     if (eligible := np.count_nonzero(share)) < size:
         raise ConfigError(f"sampling.weights: only {eligible} clients have a weight above 0, but cohort = {size}")
     return tuple(int(i) for i in draw.choice(clients, size, replace=False, p=share / share.sum()))
+
+
+def shares(options: SamplingOptions, widths: Sequence[Width]) -> np.ndarray:
+    """The weight of every client; 1 unless the policy is weighted."""
+    weights = {Width.parse(name): weight for name, weight in options.weights.items()}
+    return np.array([weights.get(width, 1.0) for width in widths])
 
 
 def _stratified(widths: Sequence[Width], size: int, draw: np.random.Generator) -> tuple[int, ...]:

@@ -12,11 +12,11 @@ import torch
 from torch.nn.functional import pad
 
 from anybit.config import Config
-from anybit.errors import RunError
+from anybit.errors import ConfigError, RunError
 from anybit.federated.algorithm import Part, State, server_update
 from anybit.federated.cohort import Cohort, sample_clients
 from anybit.federated.robust import combiner
-from anybit.federated.sampling import sample_cohort
+from anybit.federated.sampling import sample_cohort, shares
 from anybit.fleet.calibration import check_errors, check_seen, merged_errors, merged_seen
 from anybit.fleet.checks import ANSWER, Update, check_origin, check_update
 from anybit.fleet.exchange import Exchange, Question, Reply
@@ -43,7 +43,7 @@ class FleetTraining(Training):
 
     def __init__(self, task: Task, config: Config, grid: Grid, watch: Watch | None = None) -> None:
         self.options = config.fleet
-        if self.options.calibration == "devices":
+        if self.options.calibration == "devices":  # test inputs stand in where only shapes and diagnostics are wanted
             task = replace(task, data=replace(task.data, train=task.data.test, coarse=None, ids=None))
         super().__init__(task, config, watch)
         self.exchange = Exchange(grid, self.options.poll, self._event)
@@ -56,6 +56,8 @@ class FleetTraining(Training):
 
     def _check_clients(self) -> None:
         """Who takes part is known when the devices say hello."""
+        if self.options.minimum > self.config.cohort:
+            raise ConfigError(f"fleet.minimum = {self.options.minimum}, but a cohort has only {self.config.cohort}")
 
     def _event(self, entry: dict[str, Any]) -> None:
         """What happens to a device: into the run's fleet.jsonl, and a line for whoever watches."""
@@ -121,7 +123,8 @@ class FleetTraining(Training):
         present = list(self.roster.await_devices(least, least, self.options.wait, self.watch.on_message).values())
         seed, variant = self.config.seed, self.task.variant
         widths = [m.width or variant.widths_of(seed, round, [m.client])[0] for m in present]
-        chosen = sample_cohort(self.config.sampling, seed, round, len(present), min(self.config.cohort, len(present)),
+        size = min(self.config.cohort, int((shares(self.config.sampling, widths) > 0).sum()))
+        chosen = sample_cohort(self.config.sampling, seed, round, len(present), size,
                                lambda positions: [widths[i] for i in positions])
         return [(present[i], widths[i]) for i in chosen]
 
