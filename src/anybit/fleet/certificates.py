@@ -27,7 +27,7 @@ class DeviceKey(NamedTuple):
 
 
 def _crypto(module: str) -> Any:
-    return need(f"cryptography.{module}", "flower", "trial certificates")
+    return need(f"cryptography.{module}", "flower", "a trial certificate")
 
 
 def server_certificate(host: str) -> ServerCertificate:
