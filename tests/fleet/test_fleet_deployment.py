@@ -21,7 +21,7 @@ GARBAGE, HANGING = 1, 2
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Widths 2, 4, 8 and 32; the device of 4 bits sends garbage, the one of 8 bits hangs in the second round."""
     path = tmp_path_factory.mktemp("fleet") / "project"
-    project = Project("quickstart/mqat", [*TINY, "rounds=3", "fleet.deadline=45"], ["2", "4", "8", "32"],
+    project = Project("quickstart/mqat", [*TINY, "rounds=3", "fleet.deadline=75"], ["2", "4", "8", "32"],
                       port=free_port(), imports=["anybit_test_models"])
     made = Deployment(path, project)
     (made.server / "app/fleet_app/client.py").write_text(MOODY)
@@ -44,9 +44,9 @@ def test_a_run_survives_a_killed_and_a_lying_device(deployment: Deployment) -> N
     nodes = [deployment.node(i) for i in range(4)]
     wait_for(lambda: all(deployment.connected(i) for i in range(4)), 60, "all devices connect")
     id = deployment.run()
-    wait_for((deployment.path / "hanging").exists, 180, "the second round")
+    wait_for((deployment.path / "hanging").exists, 400, "the second round")
     deployment.kill(nodes[HANGING])
-    status = deployment.finish("run", 240)
+    status = deployment.finish("run", 400)
     assert (status["state"], status["round"], status["rounds"], status["devices"]) == ("completed", 3, 3, 4)
 
     rounds = {entry["round"]: entry for entry in deployment.log("run") if entry["event"] == "round"}
@@ -77,12 +77,12 @@ def test_a_new_run_continues_after_the_superlink_went_down(deployment: Deploymen
     deployment.node(HANGING)
     arguments = ["-c", 'run="second" overrides="rounds=3"']
     deployment.run(*arguments)
-    wait_for(lambda: any(e["event"] == "round" for e in deployment.log("second")), 180, "the first round")
+    wait_for(lambda: any(e["event"] == "round" for e in deployment.log("second")), 400, "the first round")
     deployment.kill(deployment.link)
     assert deployment.status("second")["state"] == "unknown"
     deployment.superlink()
     deployment.run(*arguments)
-    deployment.finish("second", 300)
+    deployment.finish("second", 400)
     log = deployment.log("second")
     assert [entry["resumed"] for entry in log if entry["event"] == "run"] == [False, True]
     rounds = [entry for entry in log if entry["event"] == "round"]

@@ -26,7 +26,7 @@ def test_the_simulation_runtime_gives_the_model_of_the_sequential_engine(tmp_pat
     try:
         deployment.call("./flwr.sh", "run", "app", "simulation", "--federation-config", "num-supernodes=4",
                         "-c", f'run="{run}"')
-        wait_for((run / "evaluation.json").exists, 240, "the simulation completes")
+        wait_for((run / "evaluation.json").exists, 400, "the simulation completes")
     finally:
         deployment.shut_down()
     assert deployment.processes() == []

@@ -72,7 +72,7 @@ def test_the_walk_through_works_as_printed(tmp_path: Path, processes: Marked) ->
                     device.type(line.replace("node-0", f"node-{i}"))
             else:
                 if line.startswith("anybit fleet status"):
-                    wait_for((server.cwd / "run/evaluation.json").exists, 240, "the run completes")
+                    wait_for((server.cwd / "run/evaluation.json").exists, 400, "the run completes")
                 line = line.replace("RUN-ID", (re.findall(r"started run (\d+)", out) or [""])[0])
                 line += " --import anybit_test_models" if line.startswith("anybit fleet classes") else ""
                 if line == "./register.sh":
