@@ -89,7 +89,7 @@ def test_lies_about_errors_are_named() -> None:
     candidates = {"a": torch.ones(150, 7)}
     for errors, reason in ((-torch.ones(150, 7), "a negative square"), (torch.ones(7), "shape"),
                            (torch.full((150, 7), torch.nan), "not finite")):
-        content = RecordDict({"answer": ConfigRecord(dict(ANSWER)), "errors": to_record({"a": errors})})
+        content = RecordDict({"answer": ConfigRecord(dict(ANSWER)), "errors": to_record({"a": errors.double()})})
         with pytest.raises(Refused, match=reason):
             check_errors(Reply(0, content, "", False, 0), 0, candidates)
     content = RecordDict({"answer": ConfigRecord(dict(ANSWER)), "seen": to_record({"a": torch.zeros(6)})})

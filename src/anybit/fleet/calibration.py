@@ -14,7 +14,7 @@ from torch import Tensor
 
 from anybit.fleet.checks import ANSWER, check_origin
 from anybit.fleet.exchange import Reply
-from anybit.fleet.wire import Layout, Refused, Tensors, layout, read_tensors, read_values
+from anybit.fleet.wire import Layout, Refused, Tensors, read_tensors, read_values
 from anybit.quant.calibrate import SEEN, merge_seen
 
 
@@ -29,7 +29,8 @@ def check_seen(reply: Reply, round: int, sites: Sequence[str]) -> dict[str, Tens
 
 def check_errors(reply: Reply, round: int, candidates: Tensors) -> dict[str, Tensor]:
     """A device's squared errors on the shared candidates."""
-    errors = _checked(reply, round, "errors", layout(candidates))
+    expected = {site: Layout(torch.float64, tuple(each.shape)) for site, each in candidates.items()}
+    errors = _checked(reply, round, "errors", expected)
     for site, values in errors.items():
         if bool((values < 0).any()):
             raise Refused(f"errors '{site}': a negative square")

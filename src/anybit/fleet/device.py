@@ -96,7 +96,8 @@ class Device:
         expected = {site: Layout(torch.float32, (CANDIDATES, len(BITS))) for site in sites}
         candidates = {n: t.to(self.device) for n, t in read_tensors(self.content, "candidates", expected).items()}
         errors = activation_errors(self.model, self.config.sites, w, self._images(), candidates)
-        return self._answer({}, errors=to_record(errors))
+        # Squares, in double precision so that sums over devices keep their order; rounding may leave a hair below 0.
+        return self._answer({}, errors=to_record({site: each.double().clamp_min(0) for site, each in errors.items()}))
 
     def evaluate(self) -> RecordDict:
         """Receive the model at this device's width, and see how it fares here."""
