@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -75,14 +76,14 @@ class Evaluator:
         if not bits:
             raise ConfigError(f"variant '{self.variant.name}' trains at no bit-width from which the step rule could "
                               "start: use steps 'mse', 'minmax' or 'cover'")
-        grids = {name: site.grid for name, site in quantizers(prepare(self.model, options=self.sites)).items()}
+        grids = {name: site.grid for name, site in quantizers(self._plain).items()}
         return trained.by_rule(min(bits), grids)
 
     def _estimated(self, w: Tensors, rule: RangeRule, sites: SiteKinds) -> StepTable:
         """Steps found now: of the weights by `rule`, of the activations by the run's own rule on training images."""
         table = StepTable({})
         if "W" in sites:
-            table = weight_table(prepare(self.model, options=self.sites), w, rule, self.sites.per_channel)
+            table = weight_table(self._plain, w, rule, self.sites.per_channel)
         if "A" in sites:
             rule = self.ranges.activations
             table = table.merged(self.activation_steps(w, rule) if self.activation_steps else
@@ -92,21 +93,31 @@ class Evaluator:
     @torch.no_grad()
     def score(self, w: Tensors, table: StepTable, widths: Sequence[Width]) -> dict[str, Score]:
         """Loss and metric at every width: on a GPU all widths in one pass over the test set, on a CPU one by one."""
-        prepared = prepare(self.model, rounding, rounding, self.sites).eval()
         if self.data.test.x.device.type != "cuda":
-            return {str(width): self._pass(prepared, w, table, [width])[0] for width in widths}
+            return {str(width): self._pass(w, table, [width])[0] for width in widths}
+        return dict(zip(map(str, widths), self._pass(w, table, widths), strict=True))
+
+    @cached_property
+    def _rounded(self) -> nn.Module:
+        """The model with every site rounded; made once, because a copy of a deep model takes longer than a pass."""
+        prepared = prepare(self.model, rounding, rounding, self.sites).eval()
         if self.kernels:
             use_kernels(prepared)
-        return dict(zip(map(str, widths), self._pass(prepared, w, table, widths), strict=True))
+        return prepared
 
-    def _pass(self, prepared: nn.Module, w: Tensors, table: StepTable, widths: Sequence[Width]) -> list[Score]:
+    @cached_property
+    def _plain(self) -> nn.Module:
+        """The model with its sites, none of them rounded."""
+        return prepare(self.model, options=self.sites).eval()
+
+    def _pass(self, w: Tensors, table: StepTable, widths: Sequence[Width]) -> list[Score]:
         test, device = self.data.test, self.data.test.x.device
         ones, zero = torch.ones(1, device=device), torch.zeros((), dtype=torch.int64, device=device)
         bits = torch.tensor(widths, device=device)
 
         def outputs(width: Tensor, x: Tensor) -> Tensor:
-            buffers = bind(prepared, table.steps, width, rows=ones, key=zero, count=zero)
-            out: Tensor = torch.func.functional_call(prepared, (dict(w), buffers), (x,))
+            buffers = bind(self._rounded, table.steps, width, rows=ones, key=zero, count=zero)
+            out: Tensor = torch.func.functional_call(self._rounded, (dict(w), buffers), (x,))
             return out
 
         total, start, size = torch.zeros(len(widths), 2, dtype=torch.float64, device=device), 0, self.batch_size
@@ -138,7 +149,7 @@ class Evaluator:
         table = self.table(w, trained, self.own_steps, self.variant.sites)
         widths = [Width.of(self.variant.sites, b) for b in self.options.bits]
         lowest = min(widths)
-        health = layer_health(self.model, self.sites, w, self.images, table, lowest)
+        health = layer_health(self._plain, w, self.images, table, lowest)
         return {"steps": self.own_steps,
                 "scores": {name: score._asdict() for name, score in self.score(w, table, widths).items()},
                 "layers_at": str(lowest), "layers": {name: h._asdict() for name, h in health.items()}}

@@ -69,10 +69,7 @@ class Runs:
         self.state = State(_stack([t.state.w for t in self.trainings]), _stack([t.state.optimizer for t in self.trainings]))
         self.steps = _stack([t.table.steps for t in self.trainings])
         self.program = lead.engine.prepare(_round(lead, lead.client_step()))
-        self.cohorts = self._cohorts()
-
-    def _cohorts(self) -> list[Cohort]:
-        return [t.cohort(t.round) for t in self.trainings]
+        self.cohorts = [t.cohort(t.round) for t in self.trainings]
 
     def weighting(self) -> Tensor:
         return torch.stack([t.weighting(c) for t, c in zip(self.trainings, self.cohorts, strict=True)])
@@ -80,12 +77,13 @@ class Runs:
     def round(self) -> Iterator[Outcome]:
         started, cohorts = time.perf_counter(), self.cohorts
         self.state, losses = self.program(self.state, (self.steps, join(cohorts), self.weighting()))
+        # Laid out while the device is still busy with this round.
+        self.cohorts = [t.cohort(t.round + 1) for t in self.trainings]
         size = len(cohorts[0].clients)
         for i, (training, cohort) in enumerate(zip(self.trainings, cohorts, strict=True)):
             if training in self.going:
                 mine = State(_pick(self.state.w, i), _pick(self.state.optimizer, i))
                 yield from self._advance(training, mine, losses[i * size:(i + 1) * size, :cohort.steps], cohort, started)
-        self.cohorts = self._cohorts()
 
     def _advance(self, training: Training, state: State, losses: Tensor, cohort: Cohort,
                  started: float) -> Iterator[Outcome]:

@@ -197,7 +197,8 @@ class Training:
                            variant.transform if "A" in variant.sites else None, self.config.sites, variant.dropout)
         if variant.observer is not None:
             for site in quantizers(prepared, "activations").values():
-                site.observer = variant.observer
+                # On the device from the start: a captured round cannot copy from the host.
+                site.observer = replace(variant.observer, initial=variant.observer.initial.to(self.device))
         return prepared
 
     def begin(self, folder: RunFolder | None = None, resume: bool = False) -> None:

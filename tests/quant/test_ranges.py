@@ -7,8 +7,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from anybit.errors import RunError
-from anybit.quant.grid import BITS, Grid, limits, quantize
-from anybit.quant.ranges import StepTable, cover_steps, minmax_steps, weight_steps
+from anybit.quant.grid import BITS, Grid, GridName, limits, quantize
+from anybit.quant.ranges import (
+    StepTable,
+    all_bits,
+    candidate_steps,
+    cover_steps,
+    minmax_steps,
+    squared_errors,
+    weight_range,
+    weight_steps,
+)
 
 GRIDS = ["full", "narrow", "unsigned"]
 
@@ -47,6 +56,20 @@ def test_mse_is_never_worse_than_min_max(seed: int, bits: int) -> None:
     i = BITS.index(bits)
     best, plain = weight_steps(w, "mse", "full")[i], weight_steps(w, "minmax", "full")[i]
     assert error(w, best, bits) <= error(w, plain, bits) * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("per_channel", [False, True])
+@pytest.mark.parametrize("name", ["full", "narrow", "unsigned"])
+def test_errors_by_level_are_those_of_quantizing_every_value(name: GridName, per_channel: bool) -> None:
+    """Values on level edges among them: both neighbours are equally far."""
+    torch.manual_seed(0)
+    x = torch.cat([torch.randn(3, 20, dtype=torch.float64), torch.arange(-4, 4, dtype=torch.float64).repeat(3, 1) / 8], 1)
+    candidates = candidate_steps(*weight_range(x, per_channel), name)
+    errors = squared_errors(x, candidates, name)
+    for steps, found in zip(candidates[::10], errors[::10], strict=True):
+        for bits, step, error in zip(all_bits(x.device), steps, found, strict=True):
+            gap = (quantize(x, Grid(step, *limits(bits, name))) - x).square()
+            assert torch.allclose(error, gap.sum(1, keepdim=True) if per_channel else gap.sum(), rtol=1e-12)
 
 
 def test_mse_finds_the_step_of_values_that_lie_on_a_grid() -> None:

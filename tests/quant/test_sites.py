@@ -202,7 +202,7 @@ def test_health_counts_what_lies_outside_the_grid() -> None:
     from anybit.quant.ranges import StepTable
 
     table = StepTable({"0.weight_quantizer": torch.ones(7), "0.input_quantizer": torch.ones(7)})
-    health = layer_health(model, SiteOptions(), dict(model.named_parameters()), torch.zeros(2, 4), table, (2, 32))
+    health = layer_health(prepare(model).eval(), dict(model.named_parameters()), torch.zeros(2, 4), table, (2, 32))
     assert health["0.weight_quantizer"].saturation == pytest.approx(3 / 8)  # −3, 2 and 3 lie outside −2 … 1
     assert health["0.input_quantizer"].saturation == 0
 

@@ -54,7 +54,7 @@ def server(options: ServerOptions) -> Server:
     def init(w: Tensors) -> dict[str, Tensor]:
         device = next(iter(w.values())).device
         state = {f"{moment}/{n}": torch.zeros_like(p) for moment in ("m", "v") for n, p in w.items()}
-        return {**state, "count": torch.zeros((), device=device)}
+        return {**state, "count": torch.zeros((), dtype=torch.float64, device=device)}
 
     def step(state: Tensors, w: Tensors, delta: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         count = state["count"] + 1
@@ -76,7 +76,8 @@ Moments = tuple[Tensor, Tensor, Tensor]
 def _adam(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> Moments:
     """v ← β₂v + (1−β₂)Δ², both moments divided by 1 − βᵗ."""
     v = o.beta2 * v + (1 - o.beta2) * delta**2
-    return v, m / (1 - o.beta1**count), v / (1 - o.beta2**count)
+    # βᵗ is close to 1 at first: in float32 the difference would be off in the fourth digit.
+    return v, m / (1 - o.beta1**count).to(m.dtype), v / (1 - o.beta2**count).to(v.dtype)
 
 
 def _adagrad(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> Moments:

@@ -114,7 +114,7 @@ def _error_observer(candidates: Tensor, grid_name: GridName) -> Observer:
     """The squared rounding error of what passes, for every candidate step and bit-width."""
     def fold(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
         return seen + ranges.squared_errors(x, candidates, grid_name)
-    return Observer(torch.zeros_like(candidates), fold)
+    return Observer(torch.zeros_like(candidates, dtype=torch.float64), fold)
 
 
 class LayerHealth(NamedTuple):
@@ -131,10 +131,9 @@ def _fold_health(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
     return seen + torch.stack([kurtosis(x), outside, torch.ones_like(outside)])
 
 
-def layer_health(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor, table: StepTable,
+def layer_health(prepared: nn.Module, w: Tensors, images: Tensor, table: StepTable,
                  width: tuple[int, int]) -> dict[str, LayerHealth]:
     """Kurtosis and saturation of every weight and activation at `width`, on training images."""
-    prepared = prepare(model, options=options).eval()
     for site in quantizers(prepared).values():
         site.observer = Observer(torch.zeros(3), _fold_health)
     seen = _observe(prepared, w, table.steps, [images], width)
