@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 SOURCES := $(shell find src -name '*.py' -o -name '*.toml')
 
-.PHONY: demo test test-browser test-executorch test-kernels lint clean
+.PHONY: demo test test-browser test-executorch test-fleet test-kernels lint clean
 
 demo: runs/demo/fedavg/evaluation.json runs/demo/mqat/evaluation.json
 	@$(BIN)/anybit report runs/demo/fedavg runs/demo/mqat --out runs/demo/report
@@ -19,7 +19,7 @@ runs/demo/%/evaluation.json: $(READY) $(SOURCES)
 	else $(BIN)/anybit run quickstart/$* --path runs/demo/$*; fi
 
 test: $(READY)
-	$(BIN)/pytest -n 2 -m "not browser and not executorch and not kernels"
+	$(BIN)/pytest -n 2 -m "not browser and not executorch and not fleet and not kernels"
 
 # Needs Chromium (Debian: apt-get install chromium).
 test-browser: $(READY)
@@ -28,6 +28,10 @@ test-browser: $(READY)
 test-executorch: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[executorch]'
 	$(BIN)/pytest -m executorch
+
+# Real SuperLink and SuperNode processes on this machine.
+test-fleet: $(READY)
+	$(BIN)/pytest -m fleet
 
 # On GPU machines PyTorch brings its own Triton; here any recent one interprets the kernels.
 test-kernels: $(READY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from anybit.config import ClientOptions, Component, Config
 from anybit.data.examples import Data, Examples
 from anybit.errors import Diverged, Interrupted
+from anybit.federated.server import ServerOptions
 from anybit.folder import RunFolder
 from anybit.lockstep import program_key, train_side_by_side
 from anybit.run import Task, Trained, Training
@@ -22,7 +24,8 @@ from anybit.variants import Variant, baseline, mqat, qat
 SIZES = [3, 9, 4, 8, 6]
 
 
-def training(variant: Variant, seed: int, rounds: int = 3, scale: float = 1.0, folder: RunFolder | None = None) -> Training:
+def training(variant: Variant, seed: int, rounds: int = 3, scale: float = 1.0, folder: RunFolder | None = None,
+             server: ServerOptions = ServerOptions()) -> Training:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)).double()
     draw = np.random.default_rng(0)
@@ -31,7 +34,7 @@ def training(variant: Variant, seed: int, rounds: int = 3, scale: float = 1.0, f
                         torch.from_numpy(draw.integers(3, size=total)))
     order = np.random.default_rng(seed).permutation(total)
     config = Config(cohort=3, seed=seed, rounds=rounds, engine="stacked", checkpoint_every=2,
-                    client=ClientOptions(lr=0.1, batch_size=4))
+                    client=ClientOptions(lr=0.1, batch_size=4), server=server)
     run = Training(Task(model, variant, Data(examples, examples), np.split(order, np.cumsum(SIZES)[:-1])), config)
     run.begin(folder, resume=folder is not None)
     return run
@@ -54,6 +57,19 @@ def test_each_run_ends_as_it_would_alone() -> None:
             assert torch.allclose(m, run.state.optimizer[name], atol=1e-9), (variant.name, name)
         assert [entry["round"] for entry in ended.metrics] == [1, 2, 3]
         assert [e["loss"] for e in ended.metrics] == pytest.approx([e["loss"] for e in expected.metrics], abs=1e-6)
+
+
+@pytest.mark.parametrize("mean", ["median", "trimmed"])
+def test_robust_means_stay_within_their_run(mean: Literal["median", "trimmed"]) -> None:
+    robust = ServerOptions(mean=mean, trim=0.4)
+    together = [training(mqat(), seed, server=robust) for seed in (1, 2)]
+    outcomes = dict(train_side_by_side(together))
+    for seed, run in enumerate(together, 1):
+        ended, expected = outcomes[run], training(mqat(), seed, server=robust).train()
+        assert isinstance(ended, Trained)
+        assert all(torch.allclose(w, ended.w[name], atol=1e-9) for name, w in expected.w.items())
+        plain_mean = training(mqat(), seed).train()
+        assert not torch.allclose(plain_mean.w["0.weight"], ended.w["0.weight"], atol=1e-6)
 
 
 def test_runs_of_different_length_end_on_their_own() -> None:

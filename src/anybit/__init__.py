@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from anybit.data.examples import Pipeline
     from anybit.errors import AnybitError
     from anybit.evaluation import Score
+    from anybit.federated.sampling import SamplingOptions
     from anybit.federated.server import ServerOptions
     from anybit.quant.grid import Width
     from anybit.quant.ranges import StepTable
@@ -26,6 +27,7 @@ _HOME = {
     "anybit.data.examples": ("Pipeline",),
     "anybit.errors": ("AnybitError",),
     "anybit.evaluation": ("Score",),
+    "anybit.federated.sampling": ("SamplingOptions",),
     "anybit.federated.server": ("ServerOptions",),
     "anybit.quant.grid": ("Width",),
     "anybit.quant.ranges": ("StepTable",),
@@ -35,9 +37,9 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "AnybitError", "ClientOptions", "Config", "EvaluationOptions", "Fitted", "Pipeline", "RangeOptions", "Run", "Score",
-    "ServerOptions", "SiteOptions", "StepTable", "Variant", "Width", "apqn", "baseline", "evaluate", "fit", "kure",
-    "mqat", "prepare", "qat", "replace_batchnorm",
+    "AnybitError", "ClientOptions", "Config", "EvaluationOptions", "Fitted", "Pipeline", "RangeOptions", "Run",
+    "SamplingOptions", "Score", "ServerOptions", "SiteOptions", "StepTable", "Variant", "Width", "apqn", "baseline",
+    "evaluate", "fit", "kure", "mqat", "prepare", "qat", "replace_batchnorm",
 ]
 
 

@@ -19,6 +19,7 @@ from anybit.data.examples import Data, Examples, Pipeline, as_examples
 from anybit.environment import environment
 from anybit.errors import ConfigError, DataError, ModelError, RunError
 from anybit.evaluation import Evaluator, Score
+from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
 from anybit.folder import Follower, RunFolder
 from anybit.objective import PerExample, accuracy, cross_entropy
@@ -37,7 +38,8 @@ OBJECT = "<python object>"
 
 
 def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Variant | None = None, *,
-        rounds: int = Config.rounds, cohort: int = Config.cohort, seed: int = Config.seed,
+        rounds: int = Config.rounds, cohort: int = Config.cohort, sampling: SamplingOptions = SamplingOptions(),
+        seed: int = Config.seed,
         weighting: Literal["uniform", "examples"] = Config.weighting,
         client: ClientOptions = ClientOptions(), server: ServerOptions = ServerOptions(),
         sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(),
@@ -64,7 +66,8 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         raise DataError(f"the clients' arrays do not fit together ({str(error).splitlines()[0]})") from None
     task = Task(copy.deepcopy(model), variant, Data(train, as_examples(*test, "test data"), pipeline), split, loss, metric)
     config = Config(data=Component(OBJECT), split=Component(OBJECT), model=Component(OBJECT),
-                    variant=Component(OBJECT, {"is": variant.name}), rounds=rounds, cohort=cohort, seed=seed,
+                    variant=Component(OBJECT, {"is": variant.name}), rounds=rounds, cohort=cohort,
+                    sampling=sampling, seed=seed,
                     weighting=weighting, client=client, server=server, sites=sites, ranges=ranges, evaluation=evaluation,
                     engine=engine, device=device, checkpoint_every=checkpoint_every)
     folder = RunFolder.open(Path(path)) if path is not None and resume else None

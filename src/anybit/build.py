@@ -19,6 +19,7 @@ from anybit.config import Component, Config
 from anybit.data import sources, splits
 from anybit.data.examples import Data
 from anybit.errors import AnybitError, ConfigError, ModelError, did_you_mean
+from anybit.objective import PerExample
 from anybit.randomness import key
 from anybit.run import Task, pick_device, pick_engine
 from anybit.schema import plain, read_arguments
@@ -39,7 +40,7 @@ def build_task(config: Config, trusted: Collection[str] = (), data: Data | None 
     """Everything a config names. Code outside anybit is imported only from `trusted` modules; runs may share `data`."""
     data = data or build_data(config, trusted)
     return Task(build_model(config, trusted), build_variant(config, trusted), data, build_split(config, data, trusted),
-                _function("loss", config.loss, LOSSES, trusted), _function("metric", config.metric, METRICS, trusted))
+                *build_functions(config, trusted))
 
 
 def settled(config: Config, trusted: Collection[str] = ()) -> Config:
@@ -84,6 +85,11 @@ def build_model(config: Config, trusted: Collection[str] = ()) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(config.seed, "init"))
         return _expect("model", _call("model", config.model, MODELS, trusted), nn.Module)
+
+
+def build_functions(config: Config, trusted: Collection[str] = ()) -> tuple[PerExample, PerExample]:
+    """Loss and metric."""
+    return _function("loss", config.loss, LOSSES, trusted), _function("metric", config.metric, METRICS, trusted)
 
 
 def build_variant(config: Config, trusted: Collection[str] = ()) -> Variant:

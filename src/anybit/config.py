@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from anybit import recipes
 from anybit.errors import ConfigError
+from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
+from anybit.fleet.options import FleetOptions
 from anybit.quant.grid import SiteKinds, check_bits
 from anybit.quant.ranges import RangeRule
 from anybit.quant.sites import SiteOptions
@@ -130,6 +132,7 @@ class Config:
     variant: Component = Component("mqat")
     rounds: int = 100
     cohort: int = 10
+    sampling: SamplingOptions = SamplingOptions()
     seed: int = 1
     weighting: Literal["uniform", "examples"] = "uniform"
     """How deltas are averaged: 1/|S| (the paper's), or in proportion to each client's examples."""
@@ -146,6 +149,7 @@ class Config:
     threads: int | None = None
     """CPU threads; none: torch's own choice. Results are bytewise the same only for the same number."""
     checkpoint_every: int = 100
+    fleet: FleetOptions = FleetOptions()
 
     def __post_init__(self) -> None:
         _at_least(1, rounds=self.rounds, cohort=self.cohort, checkpoint_every=self.checkpoint_every)

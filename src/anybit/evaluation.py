@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -53,6 +53,8 @@ class Evaluator:
     metric: PerExample
     kernels: bool = False
     """Whether the GPU's kernels may stand in for the library's."""
+    activation_steps: Callable[[Tensors, RangeRule], StepTable] | None = None
+    """Who finds activation steps; none: they are measured here, on `images`."""
 
     def start_table(self, w: Tensors) -> StepTable:
         """The steps fixed at the start of the training, of all weights and activations."""
@@ -83,7 +85,9 @@ class Evaluator:
         if "W" in sites:
             table = weight_table(self._plain, w, rule, self.sites.per_channel)
         if "A" in sites:
-            table = table.merged(activation_table(self.model, self.sites, w, self.images, self.ranges.activations))
+            rule = self.ranges.activations
+            table = table.merged(self.activation_steps(w, rule) if self.activation_steps else
+                                 activation_table(self.model, self.sites, w, self.images, rule))
         return table
 
     @torch.no_grad()

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from anybit.config import Component, Config
 from anybit.engines import Stacked
-from anybit.federated.algorithm import ClientStep, State, Tensors, client_update, mean_delta, server_update
+from anybit.federated.algorithm import ClientStep, State, Tensors, client_update, server_update
 from anybit.federated.cohort import Cohort, join
+from anybit.federated.robust import combiner
 from anybit.run import Trained, Training
 from anybit.schema import plain
 
@@ -99,11 +100,11 @@ class Runs:
 
 def _round(lead: Training, client_step: ClientStep) -> Callable[[State, Any], tuple[State, Tensor]]:
     """(state, (steps, cohort, weighting)) → (state, losses) with the run as first dimension of state, steps, weighting."""
-    engine = lead.engine
+    engine, combine = lead.engine, combiner(lead.config.server)
     assert isinstance(engine, Stacked)
 
     def server_round(state: State, deltas: Tensors, losses: Tensor, width_bits: Tensor, weighting: Tensor) -> State:
-        delta, _ = mean_delta([(slice(None), dict(deltas), losses)], width_bits, weighting)
+        delta, _ = combine([(slice(None), dict(deltas), losses)], width_bits, weighting)
         return server_update(state, delta, lead.server)
 
     servers = engine.compile(torch.func.vmap(server_round))

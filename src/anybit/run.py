@@ -31,7 +31,9 @@ from anybit.federated.algorithm import (
     sgd_step,
     sgd_step_alone,
 )
-from anybit.federated.cohort import Cohort, build_cohort, sample_clients
+from anybit.federated.cohort import Cohort, build_cohort
+from anybit.federated.robust import combiner
+from anybit.federated.sampling import sample_cohort
 from anybit.federated.server import server
 from anybit.folder import RunFolder
 from anybit.kernels import has_kernels, use_kernels
@@ -110,6 +112,8 @@ COMPILED_FROM = 500
 def open_engine(config: Config, device: torch.device) -> Engine:
     """The engine that a config names; under torchrun it has a share of every cohort."""
     engine = _local_engine(config, device)
+    if world() > 1 and config.server.mean != "mean":
+        raise ConfigError(f"server.mean = '{config.server.mean}' under torchrun: no rank has all deltas, use server.mean=mean")
     return Ranks(engine, device) if world() > 1 else engine
 
 
@@ -175,10 +179,7 @@ class Training:
 
     def _check(self) -> None:
         """Everything that can be known to be wrong before the first round."""
-        split = self.task.split
-        check_split(split, len(self.data.train))
-        if self.config.cohort > len(split):
-            raise ConfigError(f"cohort = {self.config.cohort}, but there are only {len(split)} clients")
+        self._check_clients()
         one = self.data.pipeline(self.data.train.x[:1])
         try:
             activation_ranges(self.model, self.config.sites, trainable(self.model), one)
@@ -190,6 +191,12 @@ class Training:
         if self.task.loss is cross_entropy:
             check_labels(self.data.train, outputs.shape[1], "training data")
             check_labels(self.data.test, outputs.shape[1], "test data")
+
+    def _check_clients(self) -> None:
+        split = self.task.split
+        check_split(split, len(self.data.train))
+        if self.config.cohort > len(split):
+            raise ConfigError(f"cohort = {self.config.cohort}, but there are only {len(split)} clients")
 
     def start(self) -> tuple[int, State, StepTable]:
         """Round 0: the initial weights, and the steps that are fixed (or learned) from now on."""
@@ -318,15 +325,18 @@ class Training:
 
         def round(state: State, inputs: tuple[Tensors, Cohort, Tensor]) -> tuple[State, Tensor]:
             steps, cohort, weighting = inputs
-            together = functools.partial(self.engine.combine, w=state.w, cohort=cohort)
-            return federated_round(state, steps, cohort, client_step, server, self.engine.map_clients, weighting,
-                                   functools.partial(mean_delta, together=together))
+            combine = combiner(self.config.server)
+            if combine is mean_delta:
+                together = functools.partial(self.engine.combine, w=state.w, cohort=cohort)
+                combine = functools.partial(mean_delta, together=together)
+            return federated_round(state, steps, cohort, client_step, server, self.engine.map_clients, weighting, combine)
         return round
 
     def cohort(self, round: int) -> Cohort:
         """Who takes part in a round, at which width, on which batches."""
         config, split = self.config, self.task.split
-        clients = sample_clients(config.seed, round, len(split), config.cohort)
+        clients = sample_cohort(config.sampling, config.seed, round, len(split), config.cohort,
+                                lambda everybody: self.task.variant.widths_of(config.seed, round, everybody))
         widths = self.task.variant.widths_of(config.seed, round, clients)
         return build_cohort(config.seed, round, clients, widths, split, config.client.batch_size, config.client.epochs,
                             self.device)

@@ -57,7 +57,12 @@ def read_json(path: Path) -> Any:
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write tensors (in sorted order, so that equal content gives equal bytes) and text metadata."""
+    """Write tensors and text metadata."""
+    write_bytes(path, to_bytes(tensors, metadata))
+
+
+def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """A file's content: tensors in sorted order, so that equal content gives equal bytes."""
     arrays = {name: np.asarray(tensors[name].detach().cpu().numpy(), order="C") for name in sorted(tensors)}
     digest, offset, body = hashlib.sha256(), 0, []
     header: dict[str, Any] = {}
@@ -71,7 +76,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str])
     header = {"__metadata__": {**metadata, _DIGEST: digest.hexdigest()}, **header}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    write_bytes(path, len(text).to_bytes(8, "little") + text + b"".join(body))
+    return len(text).to_bytes(8, "little") + text + b"".join(body)
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -82,10 +87,15 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise RunError(f"{path} does not exist") from None
     except OSError as error:
         raise RunError(f"{path} cannot be read ({error.strerror})") from None
+    return from_bytes(content, str(path))
+
+
+def from_bytes(content: bytes, where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What `to_bytes` wrote, or a RunError that says what is wrong `where`."""
     try:
         return _parse(memoryview(content))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        raise RunError(f"{path} is damaged ({error})") from None
+        raise RunError(f"{where} is damaged ({error})") from None
 
 
 def _parse(content: memoryview) -> tuple[dict[str, Tensor], dict[str, str]]:

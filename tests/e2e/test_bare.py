@@ -118,6 +118,10 @@ def test_what_is_missing_is_named_with_its_extra(bare: Path) -> None:
     assert done.stderr.strip() == "anybit: the command line needs the package 'typer': pip install 'anybit[cli]'"
     digits = python(bare, "-c", "from anybit.data.sources import digits; digits()")
     assert "needs the package 'scikit-learn': pip install 'anybit[digits]'" in digits.stderr
+    fleet = python(bare, "-c", "import anybit.fleet.client_app")
+    assert "a fleet needs the package 'flwr': pip install 'anybit[flower]'" in fleet.stderr
+    keys = python(bare, "-c", "from anybit.fleet.certificates import device_key; device_key()")
+    assert "a trial certificate needs the package 'cryptography': pip install 'anybit[flower]'" in keys.stderr
     report = python(bare, "-c", "from pathlib import Path; from anybit.report import write_report;"
                                 "write_report([Path('run')], Path('out'))")
     assert "pip install 'anybit[report]'" in report.stderr

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 import typer
 
-from anybit.cli import bound, data, export, inspect, recipes, sweep, training
+from anybit.cli import bound, data, export, fleet, inspect, recipes, sweep, training
 
 app = typer.Typer(name="anybit", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
                   pretty_exceptions_enable=False, help="Train one federated model that survives every bit-width.")
@@ -25,12 +25,14 @@ app.command("bound")(bound.bound)
 app.command("export")(export.export)
 app.command("doctor")(inspect.doctor)
 app.add_typer(data.app, name="data")
+app.add_typer(fleet.app, name="fleet")
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; anybit's own errors pass through to the caller."""
     try:
-        app(list(arguments), standalone_mode=False)
+        code = app(list(arguments), standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.Abort:

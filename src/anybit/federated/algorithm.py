@@ -37,6 +37,10 @@ Combine = Callable[[Iterable[Part], Tensor, Tensor], tuple[dict[str, Tensor], Te
 """(parts, width_bits, weighting) → (the delta that the server takes, the losses)."""
 
 
+Combine = Callable[[Iterable[Part], Tensor, Tensor], tuple[dict[str, Tensor], Tensor]]
+"""(parts, the clients' bits, their weighting) → (Δ_t, losses)."""
+
+
 class State(NamedTuple):
     """What the server keeps between rounds."""
 

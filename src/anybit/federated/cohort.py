@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -137,7 +137,8 @@ def sample_clients(seed: int, round: int, clients: int, size: int) -> tuple[int,
 
 
 def build_cohort(seed: int, round: int, clients: Sequence[int], widths: Sequence[Width],
-                 split: Sequence[np.ndarray], batch_size: int, epochs: int, device: torch.device) -> Cohort:
+                 split: Sequence[np.ndarray] | Mapping[int, np.ndarray], batch_size: int, epochs: int,
+                 device: torch.device) -> Cohort:
     """Draw every client's batch order and lay the batches out as (client, step, row), padded to the longest client."""
     orders = []
     for client in clients:

@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from anybit.errors import ConfigError
+
 Tensors = Mapping[str, Tensor]
 OptimizerName = Literal["sgd", "adam", "adagrad", "yogi"]
 
@@ -25,6 +27,14 @@ class ServerOptions:
     eps: float = 1e-8
     beta1: float = 0.9
     beta2: float = 0.999
+    mean: Literal["mean", "median", "trimmed"] = "mean"
+    """How deltas are combined: their mean (the paper's), or robustly, each coordinate by its median or trimmed mean."""
+    trim: float = 0.2
+    """The share of clients that the trimmed mean leaves out at either end."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.trim < 0.5:
+            raise ConfigError(f"trim = {self.trim}: must be at least 0 and below 0.5")
 
 
 @dataclass(frozen=True)

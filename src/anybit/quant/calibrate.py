@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,14 +36,24 @@ class ActivationRange(NamedTuple):
     """Values per image."""
 
 
+SEEN = 6
+"""What an activation site saw, as one vector: (calls, min, max, sum |x|, values, rows)."""
+
+
 def _fold_range(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
-    """(calls, min, max, sum |x|, values, rows)."""
     size = torch.tensor(float(x.numel()), device=x.device)
     return torch.stack([seen[0] + 1, torch.minimum(seen[1], x.min()), torch.maximum(seen[2], x.max()),
                         seen[3] + x.abs().sum(), seen[4] + size, seen[5] + rows.sum()])
 
 
-def activation_ranges(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor) -> dict[str, ActivationRange]:
+def merge_seen(parts: Sequence[Tensor]) -> Tensor:
+    """What one site saw on all images, from what it saw on parts of them: extremes of extremes, sums of sums."""
+    all_parts = torch.stack(list(parts))
+    total = all_parts.sum(0)
+    return torch.stack([total[0], all_parts[:, 1].min(), all_parts[:, 2].max(), *total[3:]])
+
+
+def activation_seen(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor) -> dict[str, Tensor]:
     """Run the images through the model in full precision and see what passes every activation site.
 
     A layer that the images never reach is an error: its weight would be trained but never seen quantized.
@@ -59,13 +69,27 @@ def activation_ranges(model: nn.Module, options: SiteOptions, w: Tensors, images
             layer = name.removesuffix(".input_quantizer")
             raise ModelError(f"layer '{layer}' is never called in forward (is its weight used functionally?): call it, "
                              "remove it, or name it in full_precision")
+    return seen
+
+
+def activation_ranges(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor) -> dict[str, ActivationRange]:
+    """The range of every activation site on `images`."""
+    return ranges_of(activation_seen(model, options, w, images))
+
+
+def ranges_of(seen: Tensors) -> dict[str, ActivationRange]:
     return {name: ActivationRange(s[1], s[2], s[3] / s[4], s[4] / s[5]) for name, s in seen.items()}
 
 
 def activation_table(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor, rule: RangeRule) -> StepTable:
     """The steps of every activation site, estimated on `images` with the full-precision model."""
-    seen = activation_ranges(model, options, w, images)
-    grid = options.activation_grid
+    return table_of(activation_ranges(model, options, w, images), rule, options.activation_grid,
+                    lambda candidates: activation_errors(model, options, w, images, candidates))
+
+
+def table_of(seen: Mapping[str, ActivationRange], rule: RangeRule, grid: GridName,
+             errors_of: Callable[[Tensors], Tensors]) -> StepTable:
+    """Steps from ranges; the MSE rule also asks for the squared errors of its candidates."""
     if rule == "minmax":
         return StepTable({name: ranges.minmax_steps(r.low, r.high, grid) for name, r in seen.items()})
     if rule == "cover":
@@ -73,11 +97,17 @@ def activation_table(model: nn.Module, options: SiteOptions, w: Tensors, images:
     if rule == "lsq":
         return StepTable({name: ranges.lsq_steps(r.mean, grid) for name, r in seen.items()})
     candidates = {name: ranges.candidate_steps(r.low, r.high, grid) for name, r in seen.items()}
+    errors = errors_of(candidates)
+    return StepTable({name: ranges.best_steps(candidates[name], errors[name]) for name in candidates})
+
+
+def activation_errors(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor,
+                      candidates: Tensors) -> dict[str, Tensor]:
+    """Σ (Q(x) − x)² over `images` at every activation site, for every candidate step and bit-width."""
     prepared = prepare(model, options=options).eval()
     for name, site in quantizers(prepared, "activations").items():
         site.observer = _error_observer(candidates[name], site.grid)
-    errors = _observe(prepared, w, {}, [images])
-    return StepTable({name: ranges.best_steps(candidates[name], errors[name]) for name in candidates})
+    return _observe(prepared, w, {}, [images])
 
 
 def _error_observer(candidates: Tensor, grid_name: GridName) -> Observer:

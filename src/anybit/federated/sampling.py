@@ -1,0 +1,68 @@
+"""Who takes part in a round, when the hardware of the clients is fixed: uniform, stratified or weighted by width."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from anybit.errors import ConfigError
+from anybit.federated.cohort import sample_clients
+from anybit.quant.grid import Width
+from anybit.randomness import generator
+
+WidthsOf = Callable[[Sequence[int]], Sequence[Width]]
+"""Positions of clients → the width each of them has in the round."""
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How S_t is drawn. Uniform is the paper's; the others look at the width that each client has in the round."""
+
+    policy: Literal["uniform", "stratified", "weighted"] = "uniform"
+    """stratified: every width as often as any other · weighted: in proportion to `weights`."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """{width: weight} of the weighted policy, e.g. {W2 = 3}; a width that is not named has weight 1."""
+
+    def __post_init__(self) -> None:
+        for width, weight in self.weights.items():
+            Width.parse(width)
+            if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+                raise ConfigError(f"weights.{width} = {weight!r}: must be a number, 0 or above")
+        if bool(self.weights) != (self.policy == "weighted"):
+            raise ConfigError(f"weights = {dict(self.weights)}: policy 'weighted' needs weights by width, and no other does")
+
+
+def sample_cohort(options: SamplingOptions, seed: int, round: int, clients: int, size: int,
+                  widths_of: WidthsOf) -> tuple[int, ...]:
+    """S_t: `size` of the clients without replacement, by the policy."""
+    if options.policy == "uniform":
+        return sample_clients(seed, round, clients, size)
+    widths, draw = widths_of(range(clients)), generator(seed, "cohort", round)
+    if options.policy == "stratified":
+        return _stratified(widths, size, draw)
+    share = shares(options, widths)
+    if (eligible := np.count_nonzero(share)) < size:
+        raise ConfigError(f"sampling.weights: only {eligible} clients have a weight above 0, but cohort = {size}")
+    return tuple(int(i) for i in draw.choice(clients, size, replace=False, p=share / share.sum()))
+
+
+def shares(options: SamplingOptions, widths: Sequence[Width]) -> np.ndarray:
+    """The weight of every client; 1 unless the policy is weighted."""
+    weights = {Width.parse(name): weight for name, weight in options.weights.items()}
+    return np.array([weights.get(width, 1.0) for width in widths])
+
+
+def _stratified(widths: Sequence[Width], size: int, draw: np.random.Generator) -> tuple[int, ...]:
+    """Deal the places of the cohort to the widths in turn, until they (or the clients of a width) run out."""
+    order = draw.permutation(len(widths))
+    waiting = {width: [int(i) for i in order if widths[i] == width] for width in sorted(set(widths))}
+    chosen: list[int] = []
+    while len(chosen) < size:
+        turn = [width for width in waiting if waiting[width]]
+        for i in draw.permutation(len(turn))[:size - len(chosen)]:
+            chosen.append(waiting[turn[int(i)]].pop())
+    return tuple(chosen)

@@ -1,0 +1,1 @@
+"""Real devices over Flower: a ServerApp and a ClientApp around the federated algorithm."""

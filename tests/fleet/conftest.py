@@ -1,0 +1,110 @@
+"""A fleet in this process: Flower's messages and anybit's ClientApp, without Flower's processes, and faults on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Error
+from flwr.supercore.task_identity import TaskIdentity
+
+from anybit.build import build_task, settled
+from anybit.config import Config, from_recipe
+from anybit.errors import AnybitError
+from anybit.fleet.client_app import app
+from anybit.fleet.flower import Context, Grid, Message, RecordDict
+from anybit.fleet.training import FleetTraining
+from anybit.run import Watch
+
+TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+SMALL = ["model.name=anybit_test_models:tiny", "rounds=3", "cohort=4", "split.clients=4", "evaluation.every=2",
+         "checkpoint_every=1", "client.batch_size=64", "evaluation.sites=[\"W\"]", "engine=sequential",
+         "fleet.poll=0.01", "fleet.deadline=5", "fleet.wait=5"]
+
+MODELS = '''
+from torch import nn
+
+
+def tiny(hidden: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+'''
+
+Fault = Callable[[Message, Message], list[Message]]
+"""(question, honest answer) → what arrives instead."""
+
+
+@dataclass
+class LocalGrid(Grid):  # type: ignore[misc]
+    """Node 100 + i is client i, answering at once; time passes by sleeping."""
+
+    nodes: dict[int, dict[str, Any]]
+    faults: dict[int, Fault] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+    inbox: dict[str, list[Message]] = field(default_factory=dict)
+    stray: list[Message] = field(default_factory=list)
+    """Messages that arrive without having been asked for by id."""
+    now: float = 0.0
+    asked: list[tuple[str, int]] = field(default_factory=list)
+
+    def get_node_ids(self) -> list[int]:
+        return [100 + client for client in self.nodes]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            id, client = f"m{len(self.asked)}", message.metadata.dst_node_id - 100
+            message.metadata.__dict__["_message_id"] = id
+            self.asked.append((message.metadata.message_type, client))
+            self.inbox[id] = [] if client in self.gone else self._answers(message, client)
+            ids.append(id)
+        return ids
+
+    def _answers(self, message: Message, client: int) -> list[Message]:
+        context = Context(1, 100 + client, {"partition-id": client, **self.nodes[client]}, RecordDict(),
+                          {"imports": "anybit_test_models"})
+        try:
+            reply = app(message, context)
+        except AnybitError as error:
+            return [Message(Error(2, f"Traceback …\n{error}"), reply_to=message)]
+        if message.metadata.message_type == "query.hello" or client not in self.faults:
+            return [reply]
+        return self.faults[client](message, reply)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        stray, self.stray = self.stray, []
+        return stray + [message for id in message_ids for message in self.inbox.pop(id, [])]
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def set_run(self, run: Any) -> None: ...
+    def run(self) -> Any: ...  # type: ignore[override]
+    def create_message(self, *arguments: Any) -> Any: ...
+    def send_and_receive(self, *arguments: Any, **named: Any) -> Any: ...
+
+
+@pytest.fixture
+def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "anybit_test_models.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def small(*overrides: str) -> Config:
+    return settled(from_recipe("quickstart/mqat", [*SMALL, *overrides]), ["anybit_test_models"])
+
+
+def fleet(config: Config, grid: LocalGrid, messages: list[str] | None = None) -> FleetTraining:
+    torch.set_num_threads(1)
+    watch = Watch(on_message=messages.append if messages is not None else lambda text: None)
+    training = FleetTraining(build_task(config, ["anybit_test_models"]), config, grid, watch)
+    training.exchange.clock, training.exchange.sleep = lambda: grid.now, grid.sleep
+    return training
+
+
+def nodes(count: int, **config: Any) -> dict[int, dict[str, Any]]:
+    return {client: dict(config) for client in range(count)}

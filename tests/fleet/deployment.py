@@ -1,0 +1,201 @@
+"""A fleet of real processes on this machine, and the certainty that none of them is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anybit.fleet.project import Project, write_project
+from tests.fleet.conftest import MODELS
+
+MOODY = '''
+"""Devices that misbehave where their node config says so."""
+
+import time
+from pathlib import Path
+
+from anybit.fleet.client_app import app as honest
+from anybit.fleet.flower import Array, ArrayRecord, ClientApp
+
+
+class Moody(ClientApp):
+    def __call__(self, message, context):
+        mood, kind = context.node_config.get("mood"), message.metadata.message_type
+        if kind == "train" and mood == "hang" and message.content["order"]["round"] == 1:
+            Path(context.node_config["sign"]).touch()
+            time.sleep(600)
+        reply = honest(message, context)
+        if kind == "train" and mood == "garbage":
+            reply.content["delta"] = ArrayRecord({"tensors": Array("float32", (3,), "safetensors", b"garbage")})
+        return reply
+
+
+app = Moody()
+'''
+
+TINY = ["model.name=anybit_test_models:tiny", "cohort=4", "split.clients=4", "evaluation.every=100",
+        "client.batch_size=64", "evaluation.sites=[\"W\"]", "engine=sequential", "fleet.minimum=2"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := condition():
+            return found
+        time.sleep(0.3)
+    raise AssertionError(f"{what}: not within {seconds} s")
+
+
+@dataclass
+class Marked:
+    """Processes that carry a mark in their environment, by which they are found and ended."""
+
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    spawned: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def environment(self) -> dict[str, str]:
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("FLWR_", "PYTEST_"))}
+        return {**own, "PATH": f"{Path(sys.executable).parent}:{own['PATH']}", "OMP_NUM_THREADS": "1", "NO_COLOR": "1",
+                "COLUMNS": "200", "ANYBIT_TEST_MARK": self.mark}
+
+    def processes(self) -> list[int]:
+        """All that carry the mark: also those that left their session or lost their parent."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and self.mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def shut_down(self) -> None:
+        """Ask, wait, insist."""
+        for how in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
+            for pid in self.processes():
+                _signal(pid, how)
+            for _ in range(20):
+                if not self.processes():
+                    break
+                time.sleep(0.2)
+        for process in self.spawned:
+            process.wait()
+
+
+class Deployment(Marked):
+    """One project, its processes and their logs."""
+
+    def __init__(self, path: Path, project: Project) -> None:
+        super().__init__()
+        self.path, self.project = path, project
+        write_project(self.path, self.project)
+        (self.server / "app/anybit_test_models.py").write_text(MODELS)
+
+    @property
+    def server(self) -> Path:
+        return self.path / "server"
+
+    def spawn(self, script: Path) -> subprocess.Popen[bytes]:
+        """Start a script of the project; its output goes to NAME.log beside it."""
+        with open(script.parent / "log", "ab") as log:
+            process = subprocess.Popen([str(script)], stdout=log, stderr=log, env=self.environment(), start_new_session=True)
+        self.spawned.append(process)
+        return process
+
+    def superlink(self) -> None:
+        self.link = process = self.spawn(self.server / "start.sh")
+
+        def answers() -> bool:
+            assert process.poll() is None, (self.server / "log").read_text()
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self.project.port)) == 0
+
+        wait_for(answers, 60, "the SuperLink listens")
+
+    def node(self, name: int | str) -> subprocess.Popen[bytes]:
+        folder = self.path / f"node-{name}"
+        start = folder / "start.sh"
+        own = next(word for word in start.read_text().split("--port ")[1:2]).split()[0]
+        start.write_text(start.read_text().replace(f"--port {own} --root", f"--port {free_port()} --root"))
+        return self.spawn(start)
+
+    def connected(self, name: int) -> bool:
+        return "SuperNode ID" in (self.path / f"node-{name}/log").read_text()
+
+    def call(self, *arguments: str, check: bool = True) -> str:
+        done = subprocess.run(arguments, cwd=self.server, env=self.environment(), capture_output=True, text=True,
+                              timeout=120, check=False)
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def run(self, *arguments: str) -> str:
+        """`flwr run`: the id of the new run."""
+        answer = json.loads(self.call("./flwr.sh", "run", "app", "fleet", "--format", "json", *arguments))
+        assert answer["success"], answer
+        return str(answer["run-id"])
+
+    def anybit(self, *arguments: str, check: bool = True) -> str:
+        return self.call(sys.executable, "-m", "anybit", *arguments, check=check)
+
+    def status(self, run: str = "run") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.anybit("fleet", "status", ".", "--run", run, "--json", check=False))
+        return found
+
+    def finish(self, run: str, seconds: float) -> dict[str, Any]:
+        """Wait for the end of a run, and insist that it is a good one."""
+        def over() -> bool:
+            failed = [entry for entry in self.log(run) if entry["event"] == "failed"]
+            assert not failed, self.log(run)
+            return (self.server / run / "evaluation.json").exists()
+
+        wait_for(over, seconds, f"{run} completes")
+        return self.status(run)
+
+    def log(self, run: str) -> list[dict[str, Any]]:
+        path = self.server / run / "fleet.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        """As a power cut would: the process and all that descend from it, at once."""
+        for pid in [process.pid, *_descendants(process.pid)]:
+            _signal(pid, signal.SIGKILL)
+        process.wait()
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found, queue = [], [pid]
+    while queue:
+        queue += (more := children.get(queue.pop(), []))
+        found += more
+    return found

@@ -1,0 +1,65 @@
+"""The same recipe, seed and cohort through Flower's messages gives the server model of the sequential engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from anybit.api import Run
+from anybit.build import build_task
+from anybit.folder import RunFolder
+from anybit.run import Training
+from tests.fleet.conftest import LocalGrid, fleet, nodes, small
+
+
+@pytest.mark.usefixtures("own_models")
+@pytest.mark.parametrize("overrides", [
+    [], ["cohort=2", "client.epochs=2"], ["variant.name=apqn", "server.optimizer=yogi"], ["weighting=examples"],
+    ["variant.sites=WA", "fleet.calibration=server"], ["ranges.learned=true"], ["sites.per_channel=true"],
+    ["variant.name=kure"], ["server.mean=median"], ["sampling.policy=stratified", "cohort=2"]],
+    ids=lambda overrides: " ".join(overrides) or "mqat")
+def test_the_server_model_is_that_of_the_sequential_engine(overrides: list[str]) -> None:
+    config = small(*overrides)
+    here = Training(build_task(config, ["anybit_test_models"]), config).train()
+    there = fleet(config, LocalGrid(nodes(4))).train()
+    for name, expected in here.w.items():
+        torch.testing.assert_close(there.w[name], expected, rtol=0, atol=1e-6)
+    assert [m["loss"] for m in there.metrics] == pytest.approx([m["loss"] for m in here.metrics], abs=1e-5)
+    own = here.evaluation["own"]
+    for width, score in here.evaluation["grid"][own].items():
+        if "A" not in width:
+            assert there.evaluation["grid"][own][width]["metric"] == pytest.approx(score["metric"], abs=0.3)
+
+
+@pytest.mark.usefixtures("own_models")
+def test_a_fleet_run_is_an_ordinary_run_folder(tmp_path: Path) -> None:
+    config = small()
+    from anybit.fleet.server_app import serve
+
+    grid = LocalGrid(nodes(4))
+    serve(grid, config, tmp_path / "run", ["anybit_test_models"])
+    run = Run.load(tmp_path / "run", trusted=["anybit_test_models"])
+    assert set(run.evaluate(["W2", "FP32"])) == {"W2", "FP32"}
+    assert run.steps().steps["1.weight_quantizer"].shape == (7,)
+    folder = RunFolder.open(tmp_path / "run")
+    rounds = [line for line in folder.lines("fleet") if line["event"] == "round"]
+    assert [line["round"] for line in rounds] == [1, 2, 3]
+    (device, *_) = rounds[-1]["devices"]
+    assert device["seconds"] > 0
+    assert device["bytes"] > 4 * 610
+    assert 0 <= device["score"] <= 100
+
+
+@pytest.mark.usefixtures("own_models")
+def test_devices_train_at_their_own_width() -> None:
+    grid = LocalGrid({client: {"bits": bits} for client, bits in enumerate((2, 4, 8, 32))})
+    config = small("rounds=1")
+    seen = []
+    training = fleet(config, grid)
+    training.exchange.log = seen.append
+    training._event = seen.append  # type: ignore[method-assign]
+    training.train()
+    (round,) = [entry for entry in seen if entry["event"] == "round"]
+    assert sorted((d["client"], d["width"]) for d in round["devices"]) == [(0, "W2"), (1, "W4"), (2, "W8"), (3, "FP32")]
