@@ -25,7 +25,8 @@ from anybit import models
 from anybit.config import ClientOptions, ComputeOptions, Config
 from anybit.data.examples import Data, Examples
 from anybit.environment import environment
-from anybit.run import Task, Training, convolution
+from anybit.machine import convolution
+from anybit.run import Task, Training
 from anybit.variants import mqat
 
 RESULTS = Path(__file__).parents[1] / "results" / "performance"

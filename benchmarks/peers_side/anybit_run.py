@@ -12,7 +12,8 @@ import work
 from anybit.config import ClientOptions, ComputeOptions, Config
 from anybit.data.examples import Data, Examples
 from anybit.federated.server import ServerOptions
-from anybit.run import Task, Training, convolution
+from anybit.machine import convolution
+from anybit.run import Task, Training
 from anybit.variants import baseline, mqat
 
 

@@ -19,9 +19,10 @@ from anybit.config import Component, Config
 from anybit.data import sources, splits
 from anybit.data.examples import Data
 from anybit.errors import AnybitError, ConfigError, ModelError, did_you_mean
+from anybit.machine import pick_device, pick_engine
 from anybit.objective import PerExample
 from anybit.randomness import key
-from anybit.run import Task, pick_device, pick_engine
+from anybit.run import Task
 from anybit.schema import plain, read_arguments
 from anybit.variants import Variant
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anybit.config import Config, Convolution, EngineName, Precision
+from anybit.config import Config
 from anybit.data.examples import Data, check_labels, check_split
-from anybit.engines import Engine, Processes, Ranks, Sequential, Stacked
-from anybit.engines.ranks import own_device, world
+from anybit.engines.ranks import own_device
 from anybit.errors import ConfigError, Diverged, EngineError, Interrupted, ModelError
 from anybit.evaluation import Evaluator, calibration_images
 from anybit.federated.algorithm import (
@@ -37,6 +35,7 @@ from anybit.federated.sampling import sample_cohort
 from anybit.federated.server import server
 from anybit.folder import RunFolder
 from anybit.kernels import has_kernels, use_kernels
+from anybit.machine import convolution, open_engine, pick_device, set_precision
 from anybit.objective import PerExample, accuracy, client_loss, cross_entropy, learned_step_scale
 from anybit.quant.alone import Alone
 from anybit.quant.calibrate import activation_ranges
@@ -86,65 +85,6 @@ class Trained:
     table: StepTable
     evaluation: dict[str, Any]
     metrics: list[dict[str, Any]]
-
-
-def pick_device(name: str) -> torch.device:
-    """The device a config names; auto: the GPU if there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device = '{name}' cannot be used here ({str(error).splitlines()[0]}): try device=cpu") from None
-    return device
-
-
-def pick_engine(name: EngineName, device: torch.device) -> EngineName:
-    """auto: stacked on a GPU, sequential on a CPU."""
-    return name if name != "auto" else ("sequential" if device.type == "cpu" else "stacked")
-
-
-COMPILED_FROM = 500
-"""Rounds from which compiling pays: it takes some seconds to start with, and saves some milliseconds a round."""
-
-
-def open_engine(config: Config, device: torch.device) -> Engine:
-    """The engine that a config names; under torchrun it has a share of every cohort."""
-    engine = _local_engine(config, device)
-    if world() > 1 and config.server.mean != "mean":
-        raise ConfigError(f"server.mean = '{config.server.mean}' under torchrun: no rank has all deltas, use server.mean=mean")
-    return Ranks(engine, device) if world() > 1 else engine
-
-
-def _local_engine(config: Config, device: torch.device) -> Engine:
-    name = pick_engine(config.engine, device)
-    if name == "processes":
-        if world() > 1:
-            raise ConfigError("engine = 'processes' under torchrun: ranks are processes already, use engine=sequential")
-        if device.type != "cpu":
-            raise ConfigError(f"engine = 'processes' computes on a CPU, not on {device}: use device=cpu or engine=stacked")
-        return Processes(config.compute.workers)
-    if name == "sequential":
-        return Sequential()
-    chunk, on_gpu = config.compute.chunk or config.cohort, device.type == "cuda"
-    compiled = config.compute.compile if config.compute.compile is not None else config.rounds >= COMPILED_FROM
-    return Stacked(chunk, compiled=on_gpu and compiled, captured=on_gpu)
-
-
-def set_precision(precision: Precision) -> None:
-    """Let a GPU's matrix units take float32 as TF32 (10 bits of mantissa), unless exact products are asked for."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
-
-
-@contextmanager
-def convolution(backend: Convolution | None) -> Iterator[None]:
-    """Convolutions on a CPU with or without oneDNN; channels-last is up to whoever lays out the tensors."""
-    before, *_ = torch.backends.mkldnn.set_flags(backend != "no-onednn", _fp32_precision=None)  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.set_flags(before, _fp32_precision=None)  # type: ignore[no-untyped-call]
 
 
 def trainable(model: nn.Module) -> dict[str, Tensor]:

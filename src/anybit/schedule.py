@@ -19,7 +19,8 @@ from anybit.environment import environment
 from anybit.errors import AnybitError, Interrupted
 from anybit.folder import RunFolder
 from anybit.lockstep import Outcome, program_key, train_side_by_side
-from anybit.run import Progress, Trained, Training, Watch, pick_device
+from anybit.machine import pick_device
+from anybit.run import Progress, Trained, Training, Watch
 from anybit.schema import plain
 from anybit.sweep import PlannedRun, SweepFolder, groups
 

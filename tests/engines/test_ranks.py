@@ -5,7 +5,7 @@ import pytest
 from anybit.config import Config
 from anybit.engines.ranks import shares
 from anybit.errors import ConfigError
-from anybit.run import _local_engine, pick_device
+from anybit.machine import _local_engine, pick_device
 
 
 def test_shares_are_balanced_whole_and_in_order() -> None:

@@ -34,10 +34,6 @@ MapClients = Callable[[Callable[..., Any], ClientStep, Tensors, Tensors, Cohort]
 """An engine: run `client_update` with the given client step for every client of the cohort, in parts, in order."""
 
 Combine = Callable[[Iterable[Part], Tensor, Tensor], tuple[dict[str, Tensor], Tensor]]
-"""(parts, width_bits, weighting) → (the delta that the server takes, the losses)."""
-
-
-Combine = Callable[[Iterable[Part], Tensor, Tensor], tuple[dict[str, Tensor], Tensor]]
 """(parts, the clients' bits, their weighting) → (Δ_t, losses)."""
 
 
