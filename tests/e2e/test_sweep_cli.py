@@ -30,14 +30,16 @@ def inside(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def test_a_killed_sweep_ends_with_the_same_bytes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = [*SHORT, "rounds=30", "--quiet"]
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+def test_a_killed_sweep_ends_with_the_same_bytes(engine: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One run after another, and side by side."""
+    settings = [*SHORT, "rounds=30", f"engine={engine}", "--quiet"]
     assert run(["sweep", "quickstart", *settings, "--path", "whole"]) == 0
     process = start(home, "sweep", "quickstart", *settings, "--path", "cut")
     wait_for(home / "cut/mqat-seed1/metrics.jsonl", process, 6)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert (home / "cut/fedavg-seed1/evaluation.json").exists()
+    assert (home / "cut/fedavg-seed1/evaluation.json").exists() == (engine == "sequential")
     assert not (home / "cut/mqat-seed1/evaluation.json").exists()
     assert run(["sweep", "quickstart", *settings, "--path", "cut"]) == 0
     for name in ("fedavg-seed1", "mqat-seed1"):
@@ -57,7 +59,8 @@ def test_a_killed_sweep_ends_with_the_same_bytes(home: Path, capsys: pytest.Capt
 
 
 def test_stopping_and_running_out_of_time(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    process = start(home, "sweep", "quickstart", *SHORT, "rounds=200", "checkpoint_every=1000", "--path", "sweep")
+    process = start(home, "sweep", "quickstart", *SHORT, "rounds=200", "checkpoint_every=1000", "engine=sequential",
+                    "--path", "sweep")
     wait_for(home / "sweep/fedavg-seed1/metrics.jsonl", process, 5)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
