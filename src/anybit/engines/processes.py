@@ -9,19 +9,20 @@ sums do not depend on the number of workers.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any
 
 from torch.nn.functional import pad
+from torch.utils import _pytree as pytree
 
+from anybit import errors
 from anybit.engines.base import Engine, Part, Tensors, alone
 from anybit.engines.sharing import Layout, Shared
-from anybit.engines.worker import Done, Failed, Job, Worker, pack, start
+from anybit.engines.worker import Done, Failed, Job, Worker, answer, client_message, cohort_message, start
 from anybit.environment import cores
-from anybit.errors import AnybitError, EngineError, MissingExtra
+from anybit.errors import AnybitError, EngineError
 
 RESULT_BYTES = 1 << 28
 """Shared memory for deltas that wait for their turn."""
@@ -38,12 +39,12 @@ class Processes(Engine):
     def map_clients(self, update: Callable[..., Any], client_step: Callable[..., Any], w: Tensors, steps: Tensors,
                     cohort: Any) -> Iterator[Part]:
         """One part per client, as the sequential engine gives them."""
-        job = self._ready(update, alone(client_step), w, steps, len(cohort.clients))
+        job = self._ready(update, alone(client_step), w, steps, cohort)
         job.w.write(w)
         job.steps.write(steps)
         finished = False
         try:
-            self._broadcast(pack(cohort), cohort)
+            self._broadcast(cohort_message(cohort), cohort)
             yield from self._parts(job, cohort)
             finished = True
         finally:
@@ -58,8 +59,9 @@ class Processes(Engine):
         self._job = None
 
     def _ready(self, update: Callable[..., Any], client_step: Callable[..., Any], w: Tensors, steps: Tensors,
-               clients: int) -> Job:
+               cohort: Any) -> Job:
         """Workers for this work: those that run, or new ones."""
+        clients = len(cohort.clients)
         job, workers = self._job, min(self.workers, clients)
         if job and (job.update, job.client_step) == (update, client_step) and job.w.layout.fits(w) \
                 and job.steps.layout.fits(steps) and len(self._running) >= workers:
@@ -67,7 +69,8 @@ class Processes(Engine):
         self.close()
         layout = Layout(w)
         places = max(2 * workers, min(clients, RESULT_BYTES // layout.size))
-        self._job = Job(update, client_step, Shared(layout), Shared(Layout(steps)), Shared(layout, places))
+        self._job = Job(update, client_step, pytree.tree_structure(cohort), Shared(layout), Shared(Layout(steps)),
+                        Shared(layout, places))
         for _ in range(workers):
             self._running.append(start(self._job, self._running))
         return self._job
@@ -98,7 +101,7 @@ class Processes(Engine):
     def _send(self, worker: Worker, client: int, place: int, cohort: Any) -> None:
         worker.client = client
         try:
-            worker.pipe.send_bytes(pack((client, place)))
+            worker.pipe.send_bytes(client_message(client, place))
         except OSError:
             raise self._died(worker, cohort) from None
 
@@ -108,14 +111,13 @@ class Processes(Engine):
 
     def _result(self, worker: Worker, cohort: Any) -> Done:
         try:
-            result = pickle.loads(worker.pipe.recv_bytes())
+            result = answer(worker.pipe.recv_bytes())
         except (EOFError, OSError):
             raise self._died(worker, cohort) from None
         worker.client = None
         if isinstance(result, Failed):
             raise _failure(result, cohort)
-        done: Done = result
-        return done
+        return result
 
     def _died(self, worker: Worker, cohort: Any) -> EngineError:
         """What to say of a worker that is gone."""
@@ -160,9 +162,10 @@ class _Queue:
 
 def _failure(failed: Failed, cohort: Any) -> AnybitError:
     """A client's error: anybit's own as it is, any other with the client, the round and the local step."""
-    if issubclass(failed.kind, AnybitError) and failed.kind is not MissingExtra:
-        return failed.kind(failed.message)
+    if failed.kind:
+        own: type[AnybitError] = getattr(errors, failed.kind, AnybitError)
+        return AnybitError(failed.text) if own is errors.MissingExtra else own(failed.text)
     error = EngineError(f"client {cohort.clients[failed.client]} failed in round {cohort.round + 1}, local step "
-                        f"{failed.step}: {failed.message}")
+                        f"{failed.step}: {failed.text}")
     error.add_note(failed.trace)
     return error

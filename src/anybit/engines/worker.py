@@ -5,22 +5,23 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import io
+import json
 import os
-import pickle
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from anybit.engines.sharing import Shared
 from anybit.errors import AnybitError
+from anybit.tensors import from_bytes, to_bytes
 
 _PR_SET_PDEATHSIG = 1
 
@@ -31,6 +32,8 @@ class Job:
 
     update: Callable[..., Any]
     client_step: Callable[..., Any]
+    form: Any
+    """How a cohort is put together from its tensors (of the first one: who the clients are does not matter here)."""
     w: Shared
     steps: Shared
     results: Shared
@@ -41,7 +44,10 @@ class Done:
     """A client's delta lies in its place."""
 
     client: int
-    losses: Any
+    losses: Tensor
+
+    def message(self) -> bytes:
+        return to_bytes({"losses": self.losses}, {"client": str(self.client)})
 
 
 @dataclass(frozen=True)
@@ -51,9 +57,29 @@ class Failed:
     client: int
     step: int
     """The local step, from 1; 0: before the first."""
-    kind: type[BaseException]
-    message: str
+    kind: str
+    """The name of the error's class, if it is one of anybit's own."""
+    text: str
     trace: str
+
+    def message(self) -> bytes:
+        return to_bytes({}, {"failed": json.dumps(asdict(self))})
+
+
+def answer(message: bytes) -> Done | Failed:
+    """What a worker sent."""
+    tensors, facts = from_bytes(message, "a worker's answer")
+    return Failed(**json.loads(facts["failed"])) if "failed" in facts else Done(int(facts["client"]), tensors["losses"])
+
+
+def cohort_message(cohort: Any) -> bytes:
+    """The tensors of a cohort; the workers know the rest."""
+    return to_bytes({str(i): tensor for i, tensor in enumerate(pytree.tree_leaves(cohort))}, {})
+
+
+def client_message(client: int, place: int) -> bytes:
+    """Train this client of the cohort, and put its delta there."""
+    return to_bytes({}, {"client": str(client), "place": str(place)})
 
 
 @dataclass
@@ -74,15 +100,6 @@ class Worker:
             return os.waitpid(self.pid, 0)[1]
         except ChildProcessError:
             return None
-
-
-def pack(message: Any) -> bytes:
-    """Pickle with tensors as arrays: torch's own way would send whole storages."""
-    buffer = io.BytesIO()
-    pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
-    pickler.dispatch_table = {Tensor: lambda t: (torch.from_numpy, (t.numpy().copy(),))}
-    pickler.dump(message)
-    return buffer.getvalue()
 
 
 def start(job: Job, siblings: Sequence[Worker]) -> Worker:
@@ -128,13 +145,13 @@ def _serve(job: Job, pipe: Connection) -> None:
     w, steps, cohort = job.w.tensors(), job.steps.tensors(), None
     places = [job.results.tensors(i) for i in range(job.results.count)]
     while True:
-        message = pickle.loads(pipe.recv_bytes())
-        if not isinstance(message, tuple):
+        tensors, order = from_bytes(pipe.recv_bytes(), "the engine's message")
+        if tensors:
             # A new dict: what a model remembers of the last round's steps no longer holds.
-            cohort, steps = message, dict(steps)
+            cohort, steps = pytree.tree_unflatten([tensors[str(i)] for i in range(len(tensors))], job.form), dict(steps)
             continue
-        client, place = message
-        pipe.send_bytes(pack(_train(job, w, steps, cohort, client, places[place])))
+        client, place = int(order["client"]), places[int(order["place"])]
+        pipe.send_bytes(_train(job, w, steps, cohort, client, place).message())
 
 
 def _train(job: Job, w: dict[str, Tensor], steps: dict[str, Tensor], cohort: Any, client: int,
@@ -147,7 +164,7 @@ def _train(job: Job, w: dict[str, Tensor], steps: dict[str, Tensor], cohort: Any
             place[name].copy_(value)
         return Done(client, losses)
     except Exception as error:
-        kind = type(error) if isinstance(error, AnybitError) else Exception
+        kind = type(error).__name__ if isinstance(error, AnybitError) else ""
         text = str(error) if isinstance(error, AnybitError) else f"{type(error).__name__}: {error}"
         return Failed(client, taken[0], kind, text, traceback.format_exc())
 
