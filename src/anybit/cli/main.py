@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 from collections.abc import Sequence
 
 import click
 import typer
 
 from anybit.cli import bound, data, export, inspect, recipes, sweep, training
+from anybit.errors import RunError
 
 app = typer.Typer(name="anybit", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
                   pretty_exceptions_enable=False, help="Train one federated model that survives every bit-width.")
@@ -31,6 +34,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; anybit's own errors pass through to the caller."""
     try:
         app(list(arguments), standalone_mode=False)
+        sys.stdout.flush()
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.Abort:
@@ -41,4 +45,9 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         # The reader of our output went away (e.g. `| head`): end quietly, also when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        raise RunError(f"{where}the disk refuses what is written to it ({error.strerror})") from None
     return 0

@@ -43,8 +43,7 @@ def run(recipe: Recipe, overrides: Overrides = None,
                                   f"{time.strftime('%Y%m%d-%H%M%S')}"
     reporter = Reporter(quiet)
     training = Training(task, config, Watch(on_round=reporter.on_round, on_message=reporter.message))
-    folder = RunFolder.create(path, plain(config), environment())
-    folder.save_split(task.split)
+    folder = RunFolder.create(path, plain(config), environment(), task.split)
     _train(training, folder, reporter, json)
 
 

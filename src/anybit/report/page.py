@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from anybit import recipes
-from anybit.errors import MissingExtra, RunError
+from anybit.errors import MissingExtra
+from anybit.files import writing
 from anybit.report import plots, weights
 from anybit.report.mixed import mixed_plots
 from anybit.report.read import RunRecord, read_runs
@@ -53,12 +54,10 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
 def _write(content: Mapping[str, bytes], out: Path) -> None:
     """Called with nothing first, so that a folder that cannot be had is noticed before anything is drawn."""
-    try:
+    with writing(out, "choose another folder with --out"):
         out.mkdir(parents=True, exist_ok=True)
         for name, data in content.items():
             write_bytes(out / name, data)
-    except OSError as error:
-        raise RunError(f"{out} cannot be written ({error.strerror}): choose another folder with --out") from None
 
 
 def recipe_files(records: Sequence[RunRecord]) -> list[str | None]:
