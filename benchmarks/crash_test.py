@@ -39,7 +39,8 @@ def wide():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 10))
 '''
 SETTINGS = ["model.name=crash_model:wide", "cohort=2", "client.batch_size=80", "evaluation.every=8",
-            'evaluation.sites=["W"]', "evaluation.bits=[32,2]", 'evaluation.steps=["mse"]', "checkpoint_every=1", "threads=1"]
+            'evaluation.sites=["W"]', "evaluation.bits=[32,2]", 'evaluation.steps=["mse"]', "checkpoint_every=1",
+            "threads=1"]
 TRUST = ["--import", "crash_model", "--quiet"]
 TIMES = "timing.jsonl"
 """The one file that says how long things took, and so is never the same twice."""

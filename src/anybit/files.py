@@ -7,6 +7,7 @@ import stat
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,16 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def bounded(value: Any, left: int = NESTING) -> Any:
-    """`value`, unless it is nested so deeply that walking through it would end in Python's own limit."""
+    """`value`, unless it is nested so deeply that walking through it would end in Python's own limit.
+
+    Dates, which TOML has and JSON has not, are refused too: a run could not write them down.
+    """
     if left == 0:
         raise ValueError(f"it is nested more than {NESTING} deep")
+    if isinstance(value, date | time):
+        raise ValueError(f"{value} is a date or time, which no setting is: write it as text")
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     for part in parts:
-        if isinstance(part, Mapping | list):
+        if isinstance(part, Mapping | list | date | time):
             bounded(part, left - 1)
     return value

@@ -5,7 +5,7 @@ Everything that looks at a run (reports, exports, results files) relies on it, w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -51,6 +51,12 @@ def _check_course(evaluation: Mapping[str, Any]) -> None:
     for health in evaluation["layers"].values():
         _number(health["kurtosis"])
         _number(health["saturation"])
+
+
+def total_seconds(timing: Sequence[Mapping[str, Any]]) -> float:
+    """What a training took. Times are no part of the result: some may be missing, and nonsense is left out."""
+    times = [entry.get("seconds") for entry in timing]
+    return sum(float(t) for t in times if isinstance(t, int | float) and 0 <= t < 1e9)
 
 
 def check_scores(scores: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from anybit.config import Config
 from anybit.errors import ConfigError, RunError
 from anybit.files import writing
 from anybit.folder import RunFolder
-from anybit.records import check_scores, checked_evaluation, checked_metrics
+from anybit.records import check_scores, checked_evaluation, checked_metrics, total_seconds
 from anybit.schema import plain, read
 from anybit.sweep import SweepFolder, is_sweep
 from anybit.tensors import read_json, write_bytes
@@ -94,14 +94,8 @@ def _from_folder(folder: RunFolder) -> Result:
     environment = folder.file("environment.json")
     metrics = checked_metrics(folder.lines("metrics"), folder.file("metrics.jsonl"))
     return _checked({"name": folder.path.name, "config": folder.config(), "evaluation": folder.evaluation(),
-                     "curve": [plain(point) for point in _curve(metrics)], "seconds": _seconds(folder.lines("timing")),
+                     "curve": [plain(point) for point in _curve(metrics)], "seconds": round(total_seconds(folder.lines("timing")), 1),
                      "environment": read_json(environment) if environment.exists() else {}}, folder.path)
-
-
-def _seconds(timing: Sequence[Mapping[str, Any]]) -> float:
-    """What the training took; times are kept on the way, and some may be missing."""
-    times = [entry.get("seconds") for entry in timing]
-    return round(sum(float(t) for t in times if isinstance(t, int | float)), 1)
 
 
 def _curve(metrics: Iterable[Mapping[str, Any]]) -> Iterable[Point]:

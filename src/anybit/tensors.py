@@ -96,7 +96,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     content = read_bytes(path)
     try:
         return _parse(memoryview(content))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise RunError(f"{path} is damaged ({error})") from None
 
 

@@ -11,7 +11,6 @@ import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +133,5 @@ def _toml_value(value: Any) -> str:
         return "[" + ", ".join(map(_toml_value, value)) + "]"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if isinstance(value, date | time):
-        return value.isoformat()
     # JSON's text, numbers and booleans are valid TOML, but for one character that JSON does not escape.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -186,7 +186,7 @@ def _evaluation(folder: RunFolder) -> dict[str, Any] | None:
         return {**content, "mixed": _scores(content.get("mixed", {})), "metric": str(content["metric"]),
                 "variant": str(content["variant"]), "sites": str(content["sites"]),
                 "own": next(s for s in grid if s == content["own"]), "grid": grid}
-    except (KeyError, TypeError, ValueError, AttributeError, StopIteration, ConfigError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, StopIteration, ConfigError) as error:
         raise RunError(f"{folder.file('evaluation.json')} is not an evaluation ({error!r})") from None
 
 
@@ -201,7 +201,7 @@ def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
                                       "layers_at": str(Width.parse(found["layers_at"])),
                                       "layers": {str(name): {key: float(health[key]) for key in ("kurtosis", "saturation")}
                                                  for name, health in found["layers"].items()}}
-        except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, ConfigError) as error:
             raise RunError(f"{folder.file('metrics.jsonl')}, line {number}, is not a round ({error!r})") from None
         entries.append(seen)
     return entries
