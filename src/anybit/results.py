@@ -93,8 +93,9 @@ def read_results(paths: Sequence[Path]) -> Found:
 def _from_folder(folder: RunFolder) -> Result:
     environment = folder.file("environment.json")
     metrics = checked_metrics(folder.lines("metrics"), folder.file("metrics.jsonl"))
+    seconds = round(total_seconds(folder.lines("timing")), 1)
     return _checked({"name": folder.path.name, "config": folder.config(), "evaluation": folder.evaluation(),
-                     "curve": [plain(point) for point in _curve(metrics)], "seconds": round(total_seconds(folder.lines("timing")), 1),
+                     "curve": [plain(point) for point in _curve(metrics)], "seconds": seconds,
                      "environment": read_json(environment) if environment.exists() else {}}, folder.path)
 
 
