@@ -28,17 +28,23 @@ def writing(path: Path, fix: str) -> Iterator[None]:
         raise RunError(f"{path} cannot be written ({error.strerror or error}): {fix}") from None
 
 
+def _regular(path: str, flags: int) -> int:
+    """Without waiting for the other end of a pipe."""
+    handle = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise RunError(f"{path} is not a regular file")
+    return handle
+
+
 def read_bytes(path: Path, limit: int | None = None) -> bytes:
     """A whole file. Only a regular one, and only up to a limit: a pipe or a device would never end."""
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(handle, "rb") as file:
-            facts = os.fstat(handle)
-            if not stat.S_ISREG(facts.st_mode):
-                raise RunError(f"{path} is not a regular file")
-            if limit is not None and facts.st_size > limit:
-                raise RunError(f"{path} has {facts.st_size:,} bytes: such a file has at most {limit:,}")
-            return file.read(limit if limit is not None else -1)
+        with open(path, "rb", opener=_regular) as file:
+            size = os.fstat(file.fileno()).st_size
+            if limit is not None and size > limit:
+                raise RunError(f"{path} has {size:,} bytes: such a file has at most {limit:,}")
+            return file.read(size)
     except FileNotFoundError:
         raise RunError(f"{path} does not exist") from None
     except (OSError, ValueError) as error:

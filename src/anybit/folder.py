@@ -51,7 +51,7 @@ def _no_link(path: str, flags: int) -> int:
 def locked(path: Path) -> Iterator[None]:
     """Hold a folder; the lock ends with the process, however it ends."""
     with writing(path / "lock", "the folder must be writable to train in it"):
-        handle = _no_link(str(path / "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        handle = _no_link(str(path / "lock"), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

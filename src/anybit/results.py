@@ -112,7 +112,7 @@ def _from_file(path: Path) -> list[Result]:
     content = read_json(path)
     try:
         return [_checked(entry, path) for entry in content["runs"]]
-    except (KeyError, TypeError, AttributeError, ConfigError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, ConfigError) as error:
         raise RunError(f"{path} is not a results file of 'anybit collect' ({error})") from None
 
 

@@ -29,6 +29,9 @@ app.command("export")(export.export)
 app.command("doctor")(inspect.doctor)
 app.add_typer(data.app, name="data")
 
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
+"""What the user mends outside anybit, wherever it comes up."""
+
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; anybit's own errors pass through to the caller."""
@@ -46,8 +49,7 @@ def run(arguments: Sequence[str]) -> int:
         # The reader of our output went away (e.g. `| head`): end quietly, also when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+        if error.errno not in _OF_THE_DISK:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        raise RunError(f"{where}the disk refuses what is written to it ({error.strerror})") from None
+        raise RunError(f"{error.filename or 'the output'} cannot be read or written ({error.strerror})") from None
     return 0
