@@ -66,6 +66,8 @@ class Crash:
     def __init__(self, home: Path, mode: str, rounds: int, seed: int) -> None:
         self.home, self.mode, self.rounds, self.draw = home, mode, rounds, random.Random(seed)
         self.count = Count()
+        for module in ("sklearn.datasets", "torch._dynamo", "anybit.cli.main", "anybit.schedule"):
+            importlib.import_module(module)  # once, and not in every fork
         (home / "crash_model.py").write_text(MODEL)
         started = time.perf_counter()
         self.finish(self.start("whole"))
@@ -177,8 +179,6 @@ def differences(wanted: dict[str, bytes], found: dict[str, bytes]) -> list[str]:
 
 def crash(mode: str, kills: int, rounds: int, seed: int) -> Count:
     """Kill `kills` times, over as many runs as it takes."""
-    for module in ("sklearn.datasets", "torch._dynamo", "anybit.cli.main", "anybit.schedule"):
-        importlib.import_module(module)  # once, and not in every fork
     with tempfile.TemporaryDirectory() as home:
         test = Crash(Path(home), mode, rounds, seed)
         started, number = time.perf_counter(), 0
