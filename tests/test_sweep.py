@@ -149,9 +149,10 @@ def test_a_damaged_sweep_is_named(small: SweepFolder, content: str) -> None:
         SweepFolder.open(Path("sweep"))
 
 
-def test_a_run_of_a_sweep_stays_inside_its_folder(small: SweepFolder) -> None:
+@pytest.mark.parametrize("name", ["../elsewhere", "x" * 300, "a\0b", ".."])
+def test_a_run_of_a_sweep_stays_inside_its_folder(small: SweepFolder, name: str) -> None:
     content = json.loads(Path("sweep/sweep.json").read_text())
-    content["runs"][0]["name"] = "../elsewhere"
+    content["runs"][0]["name"] = name
     Path("sweep/sweep.json").write_text(json.dumps(content))
     with pytest.raises(RunError, match="is no name of a folder"):
         SweepFolder.open(Path("sweep"))

@@ -24,6 +24,9 @@ _SHARED = ("data", "split", "model", "rounds", "cohort", "weighting", "loss", "c
            "device", "threads")
 """What runs must have in common to be trained as one group; seed, variant, evaluation and checkpoints may differ."""
 
+_LONGEST_NAME = 200
+"""Bytes of a run's name: file systems take 255, and temporary names are longer."""
+
 
 @dataclass(frozen=True)
 class PlannedRun:
@@ -150,6 +153,7 @@ def is_sweep(path: Path) -> bool:
 
 def _planned(entry: Any) -> PlannedRun:
     run: PlannedRun = read(PlannedRun, entry)
-    if Path(run.name).name != run.name or run.name in ("", ".", "..") or not run.name.isprintable():
+    if Path(run.name).name != run.name or run.name in ("", ".", "..") or not run.name.isprintable() \
+            or len(run.name.encode()) > _LONGEST_NAME:
         raise ConfigError(f"'{run.name}' is no name of a folder")
     return run
