@@ -106,11 +106,16 @@ class RunFolder:
         """Hold the folder while training in it."""
         return locked(self.path)
 
-    def _writing(self, name: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
         """A disk that is full or broken stops the run; what is there stays, and the run can go on from it."""
-        kept = self.checkpoints()
-        return writing(self.file(name), f"mend the disk, then continue with 'anybit resume {self.path}'"
-                       + (f" from {kept[-1].name}" if kept else ""))
+        try:
+            yield
+        except OSError as error:
+            kept = self.checkpoints()
+            with writing(self.file(name), f"mend the disk, then continue with 'anybit resume {self.path}'"
+                         + (f" from {kept[-1].name}" if kept else "")):
+                raise error
 
     def append(self, log: str, entry: Mapping[str, Any]) -> None:
         """One line of metrics or timing."""
