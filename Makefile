@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 SOURCES := $(shell find src -name '*.py' -o -name '*.toml')
 
-.PHONY: demo test test-browser test-executorch test-fleet test-kernels lint clean
+.PHONY: demo test test-browser test-executorch test-fleet test-kernels lint lock audit clean
 
 demo: runs/demo/fedavg/evaluation.json runs/demo/mqat/evaluation.json
 	@$(BIN)/anybit report runs/demo/fedavg runs/demo/mqat --out runs/demo/report
@@ -39,8 +39,17 @@ test-kernels: $(READY)
 	$(BIN)/pytest -m kernels
 
 lint: $(READY)
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks tools
 	$(BIN)/mypy
+
+lock: $(READY)
+	$(BIN)/python tools/lock.py
+
+# In an environment of its own: pip-audit brings many packages that anybit does not need.
+audit:
+	$(PYTHON) -m venv .venv/audit
+	.venv/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
+	.venv/audit/bin/pip-audit --requirement requirements.lock --no-deps --disable-pip
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -25,7 +25,7 @@ from anybit.folder import Follower, RunFolder
 from anybit.objective import PerExample, accuracy, cross_entropy
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
-from anybit.quant.sites import Kind, SiteOptions, prepare, quantizers, weight_sites
+from anybit.quant.sites import Kind, SiteOptions, step_shapes
 from anybit.run import Progress, Task, Trained, Training, Watch, learned_table, trainable
 from anybit.schema import plain, read
 from anybit.variants import Steps, Variant, baseline, mqat
@@ -83,8 +83,7 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
     if not training.engine.leads:
         folder = Follower(Path(path))
     elif folder is None:
-        folder = RunFolder.create(Path(path), plain(training.config), environment())
-        folder.save_split(split)
+        folder = RunFolder.create(Path(path), plain(training.config), environment(), split)
     with folder.locked():
         return _fitted(task, training.train(folder, resume))
 
@@ -188,18 +187,16 @@ class Run:
 
     def steps(self, kind: Kind | None = None) -> StepTable:
         """The steps to quantize the model with, at every bit-width: of every site, or of its weights or activations."""
-        model = self.model()
-        prepared, parameters = prepare(model, options=self.config.sites), dict(model.named_parameters())
-        channel = {site: (parameters[name].shape[0], *[1] * (parameters[name].dim() - 1))
-                   for site, name in weight_sites(prepared).items() if self.config.sites.per_channel}
-        shapes = {site: channel.get(site, ()) for site in quantizers(prepared, kind)}
-        return StepTable.from_json(self.folder.steps(), shapes)
+        return StepTable.from_json(self.folder.steps(), step_shapes(self.model(), self.config.sites, kind))
 
     def evaluate(self, widths: Sequence[str], steps: Steps | None = None) -> dict[str, Score]:
         """{width: (loss, metric)} on the run's test set; `steps` as in the training unless given."""
         training, w = self._trained()
         evaluator, table = training.evaluator, self.steps().to(training.device)
         if steps is not None and steps != evaluator.own_steps:
+            if not self.folder.checkpoints():
+                raise RunError(f"{self.folder.path} has no checkpoint, and only that holds the steps of the training: "
+                               f"evaluate it at its own steps ('{evaluator.own_steps}')")
             newest = self.folder.load_checkpoint(self.folder.checkpoints()[-1], training.device)
             table = evaluator.table(w, learned_table(newest.state, newest.table), steps)
         return evaluator.score(w, table, [Width.parse(width) for width in widths])

@@ -78,7 +78,8 @@ def build_split(config: Config, data: Data, trusted: Collection[str] = ()) -> li
     function = _function("split", config.split.name, SPLITS, trusted)
     known = {"seed": config.seed, **data.labels()}
     given = {name: value for name, value in known.items() if name in inspect.signature(function).parameters}
-    return list(function(**given, **read_arguments(function, config.split.arguments, "split", given)))
+    return list(_called("split", config.split, function,
+                        {**given, **read_arguments(function, config.split.arguments, "split", given)}))
 
 
 def build_model(config: Config, trusted: Collection[str] = ()) -> nn.Module:
@@ -99,13 +100,18 @@ def build_variant(config: Config, trusted: Collection[str] = ()) -> Variant:
 
 def _call(what: str, component: Component, known: Registry, trusted: Collection[str]) -> Any:
     function = _function(what, component.name, known, trusted)
-    arguments = read_arguments(function, component.arguments, what)
+    return _called(what, component, function, read_arguments(function, component.arguments, what))
+
+
+def _called(what: str, component: Component, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """What the function gives; sizes that cannot be are the config's fault."""
     try:
         return function(**arguments)
     except AnybitError:
         raise
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what} '{component.name}' with {dict(component.arguments)}: {error}") from None
+    except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ConfigError(f"{what} '{component.name}' with {dict(component.arguments)}: {reason}") from None
 
 
 T = TypeVar("T")

@@ -20,6 +20,8 @@ from anybit.variants import Steps
 EngineName = Literal["auto", "sequential", "stacked", "processes"]
 Precision = Literal["tf32", "fp32", "bf16"]
 Convolution = Literal["default", "no-onednn", "channels-last"]
+MOST_THREADS = 1024
+"""Threads are started as asked for: a config from elsewhere must not ask for a million."""
 
 
 def _at_least(least: float, **values: float) -> None:
@@ -155,6 +157,8 @@ class Config:
         _at_least(1, rounds=self.rounds, cohort=self.cohort, checkpoint_every=self.checkpoint_every)
         _at_least(0, seed=self.seed)
         _positive(**{"server.lr": self.server.lr, "server.eps": self.server.eps})
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise ConfigError(f"threads = {self.threads}: must be between 1 and {MOST_THREADS}")
         if self.sites.first_last_bits is not None:
             check_bits(self.sites.first_last_bits)
 

@@ -11,6 +11,9 @@ class AnybitError(Exception):
 
     exit_code = 2
 
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
 
 class ConfigError(AnybitError):
     """A recipe, an override or an argument is wrong."""
@@ -61,6 +64,19 @@ class Interrupted(AnybitError):
     """The run was asked to stop and has saved its state."""
 
     exit_code = 130
+
+
+_LONGEST = 2000
+
+
+def printable(text: str) -> str:
+    """Text that may hold names from files, as one line: what would steer a terminal is written out, the rest cut.
+
+    >>> printable("a\\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text[:_LONGEST])
+    return f"{safe} …" if len(text) > _LONGEST else safe
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

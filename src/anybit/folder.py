@@ -21,10 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anybit.errors import RunError
+from anybit.errors import ModelError, RunError
 from anybit.federated.algorithm import State
+from anybit.files import bounded, read_bytes, writing
 from anybit.quant.ranges import StepTable
-from anybit.tensors import load, read_json, save, write_bytes, write_json
+from anybit.records import checked_evaluation
+from anybit.tensors import load, read_json, save, stale, sync_folder, write_bytes, write_json
 
 KEEP_CHECKPOINTS = 2
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
@@ -40,15 +42,24 @@ class Checkpoint:
     metrics_bytes: int
 
 
+def _no_link(path: str, flags: int) -> int:
+    """Opens what is grown or cut in place: through a link in a folder from elsewhere that could be any file."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a folder; the lock ends with the process, however it ends."""
-    with open(path / "lock", "w") as handle:
+    with writing(path / "lock", "the folder must be writable to train in it"):
+        handle = _no_link(str(path / "lock"), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC)
+    try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(f"{path} is in use by another process") from None
         yield
+    finally:
+        os.close(handle)
 
 
 class RunFolder:
@@ -61,17 +72,22 @@ class RunFolder:
         return self.path / name
 
     @staticmethod
-    def create(path: Path, config: Mapping[str, Any], environment: Mapping[str, Any]) -> RunFolder:
-        """Start a new run. A folder that already holds one is refused, so that nothing is overwritten."""
+    def create(path: Path, config: Mapping[str, Any], environment: Mapping[str, Any],
+               split: Sequence[np.ndarray] | None = None) -> RunFolder:
+        """Start a new run. A folder that already holds one is refused, so that nothing is overwritten.
+
+        The config comes last, as the sign that there is a run: one that was killed before can be started again.
+        """
         if (path / "config.json").exists():
             raise RunError(f"{path} already holds a run: resume it with 'anybit resume {path}', or choose another folder")
-        try:
+        folder = RunFolder(path)
+        with writing(path, "choose another folder with --path"):
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            if split is not None:
+                folder.save_split(split)
             write_json(path / "environment.json", environment)
             write_json(path / "config.json", config)
-        except OSError as error:
-            raise RunError(f"{path} cannot be written ({error.strerror}): choose another folder with --path") from None
-        return RunFolder(path)
+        return folder
 
     @staticmethod
     def open(path: Path) -> RunFolder:
@@ -90,48 +106,79 @@ class RunFolder:
         """Hold the folder while training in it."""
         return locked(self.path)
 
+    @contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        """A disk that is full or broken stops the run; what is there stays, and the run can go on from it."""
+        try:
+            yield
+        except OSError as error:
+            kept = self.checkpoints()
+            with writing(self.file(name), f"mend the disk, then continue with 'anybit resume {self.path}'"
+                         + (f" from {kept[-1].name}" if kept else "")):
+                raise error
+
     def append(self, log: str, entry: Mapping[str, Any]) -> None:
         """One line of metrics or timing."""
-        with open(self.file(f"{log}.jsonl"), "a") as file:
-            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        line = (json.dumps(entry, ensure_ascii=False) + "\n").encode()
+        name = f"{log}.jsonl"
+        with self._writing(name), open(self.file(name), "ab", opener=_no_link) as file:
+            file.write(line)
 
     def lines(self, log: str) -> list[dict[str, Any]]:
-        """The entries of a log; a line that a crash cut short ends it."""
-        entries = []
+        """The entries of a log. A last line that a crash cut short is left out; any other damage is an error."""
         path = self.file(f"{log}.jsonl")
-        for line in path.read_text().splitlines() if path.exists() else []:
-            try:
-                entries.append(json.loads(line))
-            except ValueError:
-                break
+        entries = []
+        for number, line in enumerate(_lines(path), 1):
+            entry = _entry(line)
+            if entry is None:
+                raise RunError(f"{path}, line {number}, is damaged: 'anybit resume {self.path}' writes anew what came "
+                               "after the last checkpoint")
+            entries.append(entry)
         return entries
 
     def clear_logs(self) -> None:
         """Drop what was logged before the first checkpoint."""
         for log in ("metrics", "timing"):
-            self.file(f"{log}.jsonl").unlink(missing_ok=True)
+            with self._writing(f"{log}.jsonl"):
+                self.file(f"{log}.jsonl").unlink(missing_ok=True)
 
     def rewind_logs(self, checkpoint: Checkpoint) -> None:
         """Drop what was logged after the checkpoint; it will be logged again, the same."""
         metrics = self.file("metrics.jsonl")
         if (metrics.stat().st_size if metrics.exists() else 0) < checkpoint.metrics_bytes:
             raise RunError(f"{metrics} is shorter than its checkpoint says: it was edited or truncated")
-        os.truncate(metrics, checkpoint.metrics_bytes)
-        timing = [json.dumps(entry) + "\n" for entry in self.lines("timing") if entry["round"] <= checkpoint.round]
-        write_bytes(self.file("timing.jsonl"), "".join(timing).encode())
+        with self._writing("metrics.jsonl"), open(metrics, "ab", opener=_no_link) as file:
+            file.truncate(checkpoint.metrics_bytes)
+        # Times are no part of the result: what is damaged of them does not keep a run from going on.
+        timing = [entry for line in _lines(self.file("timing.jsonl")) if (entry := _entry(line)) is not None
+                  and type(entry.get("round")) is int and entry["round"] <= checkpoint.round]
+        with self._writing("timing.jsonl"):
+            write_bytes(self.file("timing.jsonl"), "".join(json.dumps(entry) + "\n" for entry in timing).encode())
+
+    def tidy(self) -> None:
+        """Remove the temporary files of a process that was killed while writing. The caller holds the lock."""
+        for part in (*stale(self.path), *stale(self.file("checkpoints"))):
+            with self._writing(part.name):
+                part.unlink(missing_ok=True)
 
     def save_checkpoint(self, round: int, state: State, table: StepTable) -> Path:
         """Write the state after `round` rounds and drop all but the newest checkpoints."""
-        with open(self.file("metrics.jsonl"), "ab") as metrics:
+        path = self.file("checkpoints") / f"round-{round:06d}.safetensors"
+        with self._writing(f"checkpoints/{path.name}"):
+            self._write_checkpoint(path, round, state, table)
+            for old in self.checkpoints()[:-KEEP_CHECKPOINTS]:
+                old.unlink()
+        return path
+
+    def _write_checkpoint(self, path: Path, round: int, state: State, table: StepTable) -> None:
+        """The metrics first: a checkpoint that says how long they are must not outlive them in a power cut."""
+        with open(self.file("metrics.jsonl"), "ab", opener=_no_link) as metrics:
             os.fsync(metrics.fileno())
             length = metrics.tell()
+        sync_folder(self.path)
         tensors = {**{f"w/{n}": t for n, t in state.w.items()}, **{f"optimizer/{n}": t for n, t in state.optimizer.items()},
                    **{f"table/{n}": t for n, t in table.steps.items()}}
-        path = self.file("checkpoints") / f"round-{round:06d}.safetensors"
         save(path, tensors, {"round": str(round), "metrics_bytes": str(length), "config": self.config_digest()})
-        for old in self.checkpoints()[:-KEEP_CHECKPOINTS]:
-            old.unlink()
-        return path
 
     def checkpoints(self) -> list[Path]:
         """Oldest first."""
@@ -151,6 +198,8 @@ class RunFolder:
                 part, _, rest = name.partition("/")
                 parts[part][rest] = tensor.to(device)
             round, length, digest = int(metadata["round"]), int(metadata["metrics_bytes"]), metadata["config"]
+            if round != self.round_of(path) or length < 0:
+                raise ValueError(f"it says round {round}, {length} bytes of metrics")
         except (KeyError, ValueError, RunError) as error:
             older = [p for p in self.checkpoints() if p != path]
             fix = f"delete it to resume from {older[-1].name}" if older else "delete it to start again from round 0"
@@ -167,26 +216,27 @@ class RunFolder:
     def save_split(self, split: Sequence[np.ndarray]) -> None:
         sizes = torch.tensor([len(index) for index in split])
         every = torch.from_numpy(np.concatenate([np.asarray(index, np.int64) for index in split]))
-        save(self.file("split.safetensors"), {"sizes": sizes, "examples": every}, {})
+        with self._writing("split.safetensors"):
+            save(self.file("split.safetensors"), {"sizes": sizes, "examples": every}, {})
 
     def split(self) -> list[np.ndarray]:
         tensors, _ = load(self.file("split.safetensors"))
-        try:
-            every, sizes = tensors["examples"].numpy(), tensors["sizes"].numpy()
-            if sizes.sum() != len(every) or (sizes < 0).any():
-                raise KeyError("sizes")
-        except KeyError as error:
-            raise RunError(f"{self.file('split.safetensors')} is damaged ({error})") from None
+        every, sizes = (tensors.get(name, torch.zeros(0)).numpy() for name in ("examples", "sizes"))
+        whole = all(values.dtype == np.int64 and values.ndim == 1 for values in (every, sizes))
+        if not whole or not len(sizes) or sizes.min() < 0 or sizes.max() > len(every) or sizes.sum() != len(every):
+            raise RunError(f"{self.file('split.safetensors')} is damaged (its sizes are not those of its examples)")
         return np.split(every, np.cumsum(sizes)[:-1])
 
     def save_result(self, w: Mapping[str, Tensor], table: StepTable, evaluation: Mapping[str, Any]) -> None:
         """The trained model, its steps and the final evaluation; the evaluation last, as the sign of completeness."""
-        save(self.file("model.safetensors"), w, {"format": "pt"})
-        write_json(self.file("steps.json"), table.to_json())
+        with self._writing("model.safetensors"):
+            save(self.file("model.safetensors"), w, {"format": "pt"})
+            write_json(self.file("steps.json"), table.to_json())
         self.save_evaluation(evaluation)
 
     def save_evaluation(self, evaluation: Mapping[str, Any]) -> None:
-        write_json(self.file("evaluation.json"), evaluation)
+        with self._writing("evaluation.json"):
+            write_json(self.file("evaluation.json"), evaluation)
 
     def model(self) -> dict[str, Tensor]:
         if not self.file("model.safetensors").exists():
@@ -196,8 +246,7 @@ class RunFolder:
     def evaluation(self) -> dict[str, Any]:
         if not self.finished:
             raise RunError(f"{self.path} is not finished: continue it with 'anybit resume {self.path}'")
-        evaluation: dict[str, Any] = read_json(self.file("evaluation.json"))
-        return evaluation
+        return checked_evaluation(read_json(self.file("evaluation.json")), self.file("evaluation.json"))
 
     def steps(self) -> Any:
         return read_json(self.file("steps.json"))
@@ -222,3 +271,25 @@ class Follower(RunFolder):
         return self.path
 
     def save_result(self, w: Mapping[str, Tensor], table: StepTable, evaluation: Mapping[str, Any]) -> None: ...
+
+
+def fitting(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """What a checkpoint holds, in the order of what the model needs; both must be the same names, shapes and types."""
+    for name in {**wanted, **found}:
+        ours, theirs = wanted.get(name), found.get(name)
+        if ours is None or theirs is None or (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+            raise ModelError(f"{path} does not fit the model ('{name}' differs): was the model changed?")
+    return {name: found[name] for name in wanted}
+
+
+def _lines(path: Path) -> list[bytes]:
+    """The lines of a log, without a last one that has no end."""
+    return read_bytes(path).split(b"\n")[:-1] if path.exists() else []
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = bounded(json.loads(line))
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None

@@ -49,12 +49,20 @@ def train_side_by_side(trainings: Sequence[Training]) -> Iterator[Outcome]:
 
     What kept a run from its end stands in the place of its result; the others go on.
     """
-    if all(training.ended for training in trainings):
-        yield from ((training, training.finish()) for training in trainings)
-        return
-    runs = Runs(trainings)
-    while runs.going:
-        yield from runs.round()
+    for training in trainings:
+        if training.ended:  # its last checkpoint was written, and its evaluation was not
+            yield training, _finished(training)
+    if going := [training for training in trainings if not training.ended]:
+        runs = Runs(going)
+        while runs.going:
+            yield from runs.round()
+
+
+def _finished(training: Training) -> Trained | Exception:
+    try:
+        return training.finish()
+    except Exception as error:  # of whatever kind: one run must not take the others with it
+        return error
 
 
 class Runs:
@@ -62,7 +70,7 @@ class Runs:
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         self.trainings = list(trainings)
-        self.going = [t for t in self.trainings if not t.ended]
+        self.going = list(self.trainings)
         # A run that rounds, if there is one: the baseline is the same program at 32 bits.
         lead = next((t for t in self.trainings if t.task.variant.transform is not None), self.trainings[0])
         assert isinstance(lead.engine, Stacked)

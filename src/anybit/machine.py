@@ -19,8 +19,8 @@ def pick_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
+        float(torch.zeros(1, device=device))
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise ConfigError(f"device = '{name}' cannot be used here ({str(error).splitlines()[0]}): try device=cpu") from None
     return device
 

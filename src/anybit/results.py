@@ -12,7 +12,9 @@ from typing import Any
 
 from anybit.config import Config
 from anybit.errors import ConfigError, RunError
+from anybit.files import writing
 from anybit.folder import RunFolder
+from anybit.records import check_scores, checked_evaluation, checked_metrics, total_seconds
 from anybit.schema import plain, read
 from anybit.sweep import SweepFolder, is_sweep
 from anybit.tensors import read_json, write_bytes
@@ -50,7 +52,7 @@ class Result:
 
     @property
     def seed(self) -> int:
-        return int(self.config["seed"])
+        return self.settings.seed
 
     @property
     def own(self) -> str:
@@ -90,9 +92,11 @@ def read_results(paths: Sequence[Path]) -> Found:
 
 def _from_folder(folder: RunFolder) -> Result:
     environment = folder.file("environment.json")
-    seconds = sum(float(entry.get("seconds", 0)) for entry in folder.lines("timing"))
-    return Result(folder.path.name, folder.config(), folder.evaluation(), tuple(_curve(folder.lines("metrics"))),
-                  round(seconds, 1), read_json(environment) if environment.exists() else {})
+    metrics = checked_metrics(folder.lines("metrics"), folder.file("metrics.jsonl"))
+    seconds = round(total_seconds(folder.lines("timing")), 1)
+    return _checked({"name": folder.path.name, "config": folder.config(), "evaluation": folder.evaluation(),
+                     "curve": [plain(point) for point in _curve(metrics)], "seconds": seconds,
+                     "environment": read_json(environment) if environment.exists() else {}}, folder.path)
 
 
 def _curve(metrics: Iterable[Mapping[str, Any]]) -> Iterable[Point]:
@@ -107,13 +111,19 @@ def _curve(metrics: Iterable[Mapping[str, Any]]) -> Iterable[Point]:
 def _from_file(path: Path) -> list[Result]:
     content = read_json(path)
     try:
-        results: list[Result] = [read(Result, entry) for entry in content["runs"]]
-        for result in results:
-            # Looked at once, so that a damaged file is named here and not where its content is used.
-            result.settings, result.metric("FP32")
-    except (KeyError, TypeError, AttributeError, ConfigError) as error:
+        return [_checked(entry, path) for entry in content["runs"]]
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, ConfigError) as error:
         raise RunError(f"{path} is not a results file of 'anybit collect' ({error})") from None
-    return results
+
+
+def _checked(entry: Mapping[str, Any], path: Path) -> Result:
+    """Looked at once, so that a damaged file is named here and not where its content is used."""
+    result: Result = read(Result, entry)
+    checked_evaluation(result.evaluation, path)
+    for point in result.curve:
+        check_scores(point.scores)
+    read(Config, result.config)
+    return result
 
 
 def write_results(results: Sequence[Result], out: Path) -> None:
@@ -125,11 +135,9 @@ def write_results(results: Sequence[Result], out: Path) -> None:
         text = _csv(results)
     else:
         raise ConfigError(f"'{out}': a results file ends in .json or .csv")
-    try:
+    with writing(out, "choose another file with --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(out, text.encode())
-    except OSError as error:
-        raise RunError(f"{out} cannot be written ({error.strerror}): choose another file with --out") from None
 
 
 def _csv(results: Sequence[Result]) -> str:
@@ -138,9 +146,10 @@ def _csv(results: Sequence[Result]) -> str:
     lines.writerow(("run", "data", "model", "variant", "seed", "rounds", "steps", "own", "width", "loss", "metric",
                     "seconds", "device"))
     for r in results:
-        what = [r.config[key]["name"] for key in ("data", "model")]
+        settings = r.settings
+        what = [settings.data.name, settings.model.name]
         device = r.environment.get("gpu") or r.environment.get("cpu", "")
         for steps, scores in r.evaluation["grid"].items():
-            lines.writerows((r.name, *what, r.evaluation["variant"], r.seed, r.config["rounds"], steps, steps == r.own,
+            lines.writerows((r.name, *what, r.evaluation["variant"], settings.seed, settings.rounds, steps, steps == r.own,
                              width, s["loss"], s["metric"], r.seconds, device) for width, s in scores.items())
     return text.getvalue()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from anybit.config import Config
 from anybit.data.examples import Data, check_labels, check_split
 from anybit.engines.ranks import own_device
-from anybit.errors import ConfigError, Diverged, EngineError, Interrupted, ModelError
+from anybit.errors import ConfigError, Diverged, EngineError, Interrupted, ModelError, RunError
 from anybit.evaluation import Evaluator, calibration_images
 from anybit.federated.algorithm import (
     LOG_STEP,
@@ -33,14 +33,15 @@ from anybit.federated.cohort import Cohort, build_cohort
 from anybit.federated.robust import combiner
 from anybit.federated.sampling import sample_cohort
 from anybit.federated.server import server
-from anybit.folder import RunFolder
+from anybit.folder import RunFolder, fitting
 from anybit.kernels import has_kernels, use_kernels
 from anybit.machine import convolution, open_engine, pick_device, set_precision
 from anybit.objective import PerExample, accuracy, client_loss, cross_entropy, learned_step_scale
 from anybit.quant.alone import Alone
 from anybit.quant.calibrate import activation_ranges
+from anybit.quant.grid import BITS
 from anybit.quant.ranges import StepTable
-from anybit.quant.sites import prepare, quantizers
+from anybit.quant.sites import prepare, quantizers, step_shapes
 from anybit.variants import Variant
 
 
@@ -90,6 +91,8 @@ class Trained:
 def trainable(model: nn.Module) -> dict[str, Tensor]:
     """w: the parameters that clients train, by name."""
     w = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    if bad := next((name for name, p in w.items() if not bool(torch.isfinite(p).all())), None):
+        raise ModelError(f"parameter '{bad}' holds NaN or infinity before any training: initialize the model anew")
     if not w:
         raise ModelError("the model has no parameter that requires a gradient: nothing can be trained")
     return w
@@ -112,6 +115,7 @@ class Training:
         self.model = task.model.to(self.device)
         self.server = server(config.server)
         self.metrics: list[dict[str, Any]] = []
+        self.times_kept = True
         self._check()
         images = calibration_images(self.data, config.ranges.calibration_images, config.seed)
         self.evaluator = Evaluator(self.model, task.variant, config.sites, config.ranges, config.evaluation, self.data,
@@ -143,14 +147,16 @@ class Training:
         w = trainable(self.model)
         table = self.evaluator.start_table(w)
         state = State(w, self.server.init(w))
-        if self.config.ranges.learned:
-            prepared = self._prepared()
-            learned = {f"{LOG_STEP}{name}": torch.zeros_like(table.steps[name])
-                       for name, site in sorted(quantizers(prepared).items()) if site.transform is not None}
-            if not learned:
-                raise ConfigError(f"ranges.learned: variant '{self.task.variant.name}' quantizes nothing while training")
-            state = State({**w, **learned}, state.optimizer)
-        return 0, state, table
+        learned = {f"{LOG_STEP}{site}": torch.zeros_like(table.steps[site]) for site in self._learned_sites()}
+        return 0, State({**w, **learned}, state.optimizer), table
+
+    def _learned_sites(self) -> list[str]:
+        if not self.config.ranges.learned:
+            return []
+        sites = [name for name, site in sorted(quantizers(self._prepared()).items()) if site.transform is not None]
+        if not sites:
+            raise ConfigError(f"ranges.learned: variant '{self.task.variant.name}' quantizes nothing while training")
+        return sites
 
     def restore(self) -> tuple[int, State, StepTable]:
         """The newest checkpoint of the folder, or round 0 if there is none yet."""
@@ -162,11 +168,15 @@ class Training:
         checkpoint = self.folder.load_checkpoint(checkpoints[-1], self.device)
         self.folder.rewind_logs(checkpoint)
         self.metrics = self.folder.lines("metrics")
+        w = trainable(self.model)
+        kind = next(iter(w.values())).dtype
+        steps = {site: torch.zeros(len(BITS), *shape, dtype=kind)
+                 for site, shape in step_shapes(self.model, self.config.sites).items()}
+        learned = {f"{LOG_STEP}{site}": steps[site] for site in self._learned_sites()}
         # The order of the model, not of the file: sums over parameters must add up in the same order as before.
-        names = [*trainable(self.model), *(n for n in checkpoint.state.w if n.startswith(LOG_STEP))]
-        if set(names) != set(checkpoint.state.w):
-            raise ModelError(f"{checkpoints[-1]} holds other parameters than the model: was the model changed?")
-        return checkpoint.round, checkpoint.state._replace(w={n: checkpoint.state.w[n] for n in names}), checkpoint.table
+        state = State(fitting(checkpoint.state.w, {**w, **learned}, checkpoints[-1]),
+                      fitting(checkpoint.state.optimizer, self.server.init(w), checkpoints[-1]))
+        return checkpoint.round, state, StepTable(fitting(checkpoint.table.steps, steps, checkpoints[-1]))
 
     def _prepared(self) -> nn.Module:
         """The model as clients train it."""
@@ -182,6 +192,8 @@ class Training:
     def begin(self, folder: RunFolder | None = None, resume: bool = False) -> None:
         """Round 0, or where the newest checkpoint of the folder left off."""
         self.folder = folder or self.folder
+        if self.folder:
+            self.folder.tidy()
         self.round, self.state, self.table = self.restore() if resume else self.start()
 
     def train(self, folder: RunFolder | None = None, resume: bool = False) -> Trained:
@@ -224,15 +236,17 @@ class Training:
         loss = self._mean_loss(losses, cohort)
         self.round, self.state = self.round + 1, state
         evaluation = None
+        kept = self.ended or self.round % self.config.checkpoint_every == 0
+        if kept or self.watch.stop or self.round % self.config.evaluation.every == 0:
+            self._check_finite(state)
         if self.engine.leads and (self.ended or self.round % self.config.evaluation.every == 0):
             evaluation = self.evaluator.own(weights(state), learned_table(state, self.table))
         self._log({"round": self.round, "loss": loss, **({"evaluation": evaluation} if evaluation else {})})
         seconds = (time.perf_counter() - started) / runs
-        if self.folder:
-            self.folder.append("timing", {"round": self.round, "seconds": seconds})
+        self._log_time(seconds)
         self.watch.on_round(Progress(self.round, self.config.rounds, loss, evaluation, seconds))
         stop = self.engine.agree(self.watch.stop) and not self.ended
-        if self.folder and (self.ended or stop or self.round % self.config.checkpoint_every == 0):
+        if self.folder and (kept or stop):
             self.folder.save_checkpoint(self.round, state, self.table)
         if stop:
             self.engine.agree(stop)
@@ -294,6 +308,13 @@ class Training:
                            f"or server.lr{self._last_good()}")
         return float((losses * real).sum() / real.sum())
 
+    def _check_finite(self, state: State) -> None:
+        """Whatever is kept or shown is finite: the last local step of a round can overflow after its loss was taken."""
+        for name, value in (*state.w.items(), *state.optimizer.items()):
+            if not bool(torch.isfinite(value).all()):
+                raise Diverged(f"'{name}' is no longer finite after round {self.round}: lower client.lr (now "
+                               f"{self.config.client.lr}) or server.lr{self._last_good()}")
+
     def _last_good(self) -> str:
         checkpoints = self.folder.checkpoints() if self.folder else []
         return f"; the last good checkpoint is {checkpoints[-1]}" if checkpoints else ""
@@ -302,6 +323,15 @@ class Training:
         self.metrics.append(entry)
         if self.folder:
             self.folder.append("metrics", entry)
+
+    def _log_time(self, seconds: float) -> None:
+        """Times are no part of the result: a run that cannot write them goes on, and says so once."""
+        if self.folder and self.times_kept:
+            try:
+                self.folder.append("timing", {"round": self.round, "seconds": seconds})
+            except RunError as error:
+                self.times_kept = False
+                self.watch.on_message(f"warning: no more times are kept ({error})")
 
     def finish(self) -> Trained:
         """The full grid. The steps that are kept are the ones the model is meant to be quantized with: its own."""

@@ -134,17 +134,15 @@ class _Group:
         An earlier process may have been killed between any two of these lines.
         """
         folder = RunFolder(self.sweep.run_path(run))
-        begun, has_split = (folder.file(name).exists() for name in ("config.json", "split.safetensors"))
+        begun = folder.file("config.json").exists()
         config = Run.load(folder.path).config if begun else settled(run.config, self.trusted)
         task = build_task(config, self.trusted, self._data(config))
-        if has_split:
+        if begun:
             task = replace(task, split=folder.split())
         training = Training(task, config, self._watch(run.name), folder)
         if not begun:
-            RunFolder.create(folder.path, plain(config), environment())
+            RunFolder.create(folder.path, plain(config), environment(), task.split)
         held.enter_context(folder.locked())
-        if not has_split:
-            folder.save_split(task.split)
         return training
 
     def _data(self, config: Config) -> Data:

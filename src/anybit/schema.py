@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import reprlib
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -86,7 +88,7 @@ def _read(kind: Any, value: Any, where: str, errors: list[str]) -> Any:
         return tuple(_read(arguments[0], v, f"{where}[{i}]", errors) for i, v in enumerate(value))
     if origin in (dict, Mapping):
         return dict(value) if isinstance(value, Mapping) else _wrong(errors, where, value, "a table")
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
         return float(value)
     if kind in _WORDS and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         return _wrong(errors, where, value, _WORDS[kind])
@@ -141,5 +143,5 @@ def _read_fields(kind: type, value: Any, where: str, errors: list[str]) -> Any:
 def _wrong(errors: list[str], where: str, value: Any, wanted: str, word: str = "",
            known: typing.Iterable[str] = ()) -> Any:
     hint = did_you_mean(word, known) if word else ""
-    errors.append(f"{where} = {value!r}: must be {wanted}" + (f" ({hint})" if hint.startswith("did") else ""))
+    errors.append(f"{where} = {reprlib.repr(value)}: must be {wanted}" + (f" ({hint})" if hint.startswith("did") else ""))
     return value

@@ -15,6 +15,7 @@ from typing import Any
 from anybit import recipes
 from anybit.config import Config, from_recipe
 from anybit.errors import AnybitError, ConfigError, RunError
+from anybit.files import writing
 from anybit.folder import locked
 from anybit.schema import plain, read
 from anybit.tensors import read_json, write_json
@@ -22,6 +23,9 @@ from anybit.tensors import read_json, write_json
 _SHARED = ("data", "split", "model", "rounds", "cohort", "weighting", "loss", "client", "server", "sites", "engine",
            "device", "threads")
 """What runs must have in common to be trained as one group; seed, variant, evaluation and checkpoints may differ."""
+
+_LONGEST_NAME = 200
+"""Bytes of a run's name: file systems take 255, and temporary names are longer."""
 
 
 @dataclass(frozen=True)
@@ -104,11 +108,9 @@ class SweepFolder:
             return SweepFolder.open(path)._checked(runs)
         if (path / "config.json").exists():
             raise RunError(f"{path} holds a run, not a sweep: choose another folder with --path")
-        try:
+        with writing(path, "choose another folder with --path"):
             path.mkdir(parents=True, exist_ok=True)
             write_json(path / "sweep.json", {"runs": [plain(run) for run in runs]})
-        except OSError as error:
-            raise RunError(f"{path} cannot be written ({error.strerror}): choose another folder with --path") from None
         return SweepFolder(path, runs)
 
     @staticmethod
@@ -118,7 +120,7 @@ class SweepFolder:
         content = read_json(path / "sweep.json")
         try:
             runs = [_planned(entry) for entry in content["runs"]]
-        except (KeyError, TypeError, AnybitError) as error:
+        except (KeyError, IndexError, TypeError, AnybitError) as error:
             raise RunError(f"{path / 'sweep.json'} is not a sweep ({error})") from None
         return SweepFolder(path, runs)
 
@@ -151,6 +153,7 @@ def is_sweep(path: Path) -> bool:
 
 def _planned(entry: Any) -> PlannedRun:
     run: PlannedRun = read(PlannedRun, entry)
-    if Path(run.name).name != run.name or run.name in ("", ".", ".."):
+    if Path(run.name).name != run.name or run.name in ("", ".", "..") or not run.name.isprintable() \
+            or len(run.name.encode()) > _LONGEST_NAME:
         raise ConfigError(f"'{run.name}' is no name of a folder")
     return run

@@ -20,11 +20,14 @@ import torch
 from torch import Tensor
 
 from anybit.errors import RunError
+from anybit.files import TEXT_LIMIT, bounded, read_bytes
 
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16,
            "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_}
 _NAMES = {np.dtype(v): k for k, v in _DTYPES.items()}
 _DIGEST = "sha256"
+_HEADER_LIMIT = 100_000_000
+_DIMENSIONS = 64
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -37,9 +40,24 @@ def write_bytes(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
         os.replace(name, path)
+        sync_folder(path.parent)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def sync_folder(path: Path) -> None:
+    """Make new names in a folder survive a power cut: a file's own sync does not."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def stale(folder: Path) -> list[Path]:
+    """The temporary files of writers that were killed."""
+    return [p for p in folder.glob(".*.????????") if p.is_file()]
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -48,11 +66,10 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     """A JSON file, or a RunError that says what is wrong with it."""
+    content = read_bytes(path, TEXT_LIMIT)
     try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise RunError(f"{path} does not exist") from None
-    except (OSError, ValueError, RecursionError) as error:
+        return bounded(json.loads(content))
+    except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is not readable as JSON ({error})") from None
 
 
@@ -81,20 +98,14 @@ def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> byte
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """(tensors, metadata). Every length is checked against the file before anything is read or allocated."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise RunError(f"{path} does not exist") from None
-    except OSError as error:
-        raise RunError(f"{path} cannot be read ({error.strerror})") from None
-    return from_bytes(content, str(path))
+    return from_bytes(read_bytes(path), str(path))
 
 
 def from_bytes(content: bytes, where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """What `to_bytes` wrote, or a RunError that says what is wrong `where`."""
     try:
         return _parse(memoryview(content))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise RunError(f"{where} is damaged ({error})") from None
 
 
@@ -102,13 +113,17 @@ def _parse(content: memoryview) -> tuple[dict[str, Tensor], dict[str, str]]:
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 or size > len(content) - 8:
         raise ValueError("it ends inside its header")
-    header = json.loads(bytes(content[8:8 + size]))
+    if size > _HEADER_LIMIT:
+        raise ValueError(f"its header has {size:,} bytes")
+    header = bounded(json.loads(bytes(content[8:8 + size])))
     metadata, body = header.pop("__metadata__", {}), content[8 + size:]
+    if not all(isinstance(text, str) for text in metadata.values()):
+        raise ValueError("its metadata is not text")
     tensors, digest, expected = {}, hashlib.sha256(), 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
         dtype, shape, (start, end) = np.dtype(_DTYPES[entry["dtype"]]), entry["shape"], entry["data_offsets"]
-        if any(not isinstance(n, int) or n < 0 for n in (*shape, start, end)):
-            raise ValueError(f"tensor '{name}' has a negative or fractional size")
+        if len(shape) > _DIMENSIONS or any(type(n) is not int or not 0 <= n < 2**63 for n in (*shape, start, end)):
+            raise ValueError(f"tensor '{name}' has an impossible size")
         count = 1
         for n in shape:
             count *= n
@@ -117,6 +132,8 @@ def _parse(content: memoryview) -> tuple[dict[str, Tensor], dict[str, str]]:
         expected = end
         digest.update(body[start:end])
         array = np.frombuffer(body[start:end], dtype).reshape(shape)
+        if dtype == np.bool_ and array.view(np.uint8).max(initial=0) > 1:
+            raise ValueError(f"tensor '{name}' holds truth values that are neither 0 nor 1")
         tensors[name] = torch.from_numpy(array.copy())
     if expected != len(body):
         raise ValueError("it has bytes that belong to no tensor")

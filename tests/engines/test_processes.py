@@ -20,6 +20,7 @@ from anybit.engines import Processes, processes
 from anybit.engines.processes import _Queue
 from anybit.errors import ConfigError, EngineError
 from anybit.folder import RunFolder
+from anybit.machine import open_engine
 from anybit.run import Progress, Task, Training
 from tests.parity.test_engines import training
 
@@ -158,8 +159,8 @@ def test_convolution_backends_compute_the_same() -> None:
     assert torch._C._get_mkldnn_enabled()
 
 
-def test_processes_are_for_a_cpu(mlp: nn.Module, clients: list[Arrays], held_out: Arrays) -> None:
+def test_processes_are_for_a_cpu() -> None:
     with pytest.raises(ConfigError, match="engine = 'processes' computes on a CPU"):
-        anybit.fit(mlp, clients, held_out, engine="processes", device="meta", rounds=1, cohort=1)
+        open_engine(Config(engine="processes"), torch.device("meta"))
 
 

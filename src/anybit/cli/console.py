@@ -15,6 +15,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from anybit.errors import printable
+
 if TYPE_CHECKING:
     from anybit.run import Progress
 
@@ -27,7 +29,7 @@ Import = Annotated[list[str] | None, typer.Option(
 
 def say(text: str) -> None:
     """A line for the person: to stderr, so that stdout stays a table or JSON."""
-    print(text, file=sys.stderr, flush=True)
+    print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:
@@ -42,7 +44,8 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], bold: Seq
         table.add_column(name, justify="right" if i else "left", no_wrap=True)
     for r, row in enumerate(rows):
         marks = bold[r] if bold else [False] * len(row)
-        table.add_row(*[Text(cell, style="bold green" if mark else "") for cell, mark in zip(row, marks, strict=True)])
+        table.add_row(*[Text(printable(cell), style="bold green" if mark else "")
+                        for cell, mark in zip(row, marks, strict=True)])
     console = Console()
     if not console.is_terminal:
         console = Console(width=max(console.width, 200))

@@ -83,20 +83,23 @@ def ls(json: Json = False, debug: Debug = False) -> None:
 def _source(name: str, columns: dict[str, str], fields: dict[str, Any]) -> tuple[str, Source]:
     """(name in the cache, source) of a known set, a recipe's data, a hub id or a folder."""
     from anybit import recipes
+    from anybit.config import from_recipe
     from anybit.data.known import KNOWN, Columns, source
     from anybit.errors import ConfigError, did_you_mean
     from anybit.schema import read
 
     known_as = ""
     if name.endswith(".toml") or name in recipes.names():
-        data = recipes.load(name).get("data", {})
-        if data.get("name") in KNOWN:
-            name = data["name"]
-        elif data.get("name") == "images" and data.get("set") and data.get("source"):
-            name, known_as, columns = data["source"], data["set"], {**data.get("columns", {}), **columns}
+        data = from_recipe(name).data
+        given = data.arguments
+        if data.name in KNOWN:
+            name = data.name
+        elif data.name == "images" and all(isinstance(given.get(key), str) for key in ("set", "source")):
+            name, known_as = given["source"], given["set"]
+            columns = {**vars(read(Columns, given.get("columns", {}), "data.columns")), **columns}
         else:
-            raise ConfigError(f"{name}: its data '{data.get('name', 'digits')}' needs no preparing; 'images' does, "
-                              "with data.set and data.source")
+            raise ConfigError(f"{name}: its data '{data.name}' needs no preparing; 'images' does, with data.set and "
+                              "data.source")
     if name not in KNOWN and "/" not in name and not Path(name).is_dir():
         raise ConfigError(f"unknown data set '{name}': {did_you_mean(name, KNOWN)}, or give a hub id 'owner/name' or a "
                           "folder")

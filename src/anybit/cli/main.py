@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import sys
 from collections.abc import Sequence
 
 import click
 import typer
 
 from anybit.cli import bound, data, export, fleet, inspect, recipes, sweep, training
+from anybit.errors import RunError
 
 app = typer.Typer(name="anybit", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
                   pretty_exceptions_enable=False, help="Train one federated model that survives every bit-width.")
@@ -27,11 +30,15 @@ app.command("doctor")(inspect.doctor)
 app.add_typer(data.app, name="data")
 app.add_typer(fleet.app, name="fleet")
 
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
+"""What the user mends outside anybit, wherever it comes up."""
+
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; anybit's own errors pass through to the caller."""
     try:
         code = app(list(arguments), standalone_mode=False)
+        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:
         return stop.exit_code
@@ -43,4 +50,8 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         # The reader of our output went away (e.g. `| head`): end quietly, also when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except OSError as error:
+        if error.errno not in _OF_THE_DISK:
+            raise
+        raise RunError(f"{error.filename or 'the output'} cannot be read or written ({error.strerror})") from None
     return 0

@@ -10,6 +10,7 @@ import typer
 from anybit import recipes
 from anybit.cli.console import Debug, Import, Json, print_json, print_table, say
 from anybit.errors import ConfigError
+from anybit.files import writing
 
 Recipe = Annotated[str, typer.Argument(help="A recipe's name ('anybit ls'), or a path to a .toml file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, e.g. rounds=200.")]
@@ -40,13 +41,13 @@ def show(recipe: Recipe, overrides: Overrides = None, imports: Import = None, de
 
 def cp(recipe: Recipe, target: Annotated[Path, typer.Argument(help="The new .toml file.")], debug: Debug = False) -> None:
     """Copy a recipe to a file of your own, with what it extends written out."""
+    from anybit.tensors import write_bytes
+
     if target.suffix != ".toml":
         raise ConfigError(f"'{target}': a recipe's file ends in .toml")
     if target.exists():
         raise ConfigError(f"'{target}' exists: choose another name")
     text = f"# From {recipe}. Run it with: anybit run {target}\n" + recipes.as_toml(recipes.load(recipe))
-    try:
-        target.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"'{target}' cannot be written ({error.strerror})") from None
+    with writing(target, "choose another place"):
+        write_bytes(target, text.encode())
     say(f"wrote {target}; run it with: anybit run {target}")

@@ -46,8 +46,7 @@ def run(recipe: Recipe, overrides: Overrides = None,
     path = path or Path("runs") / f"{Path(recipe).stem if recipe.endswith('.toml') else recipe.replace('/', '-')}-" \
                                   f"{time.strftime('%Y%m%d-%H%M%S')}"
     training = Training(task, config, Watch(on_round=reporter.on_round, on_message=reporter.message))
-    folder = RunFolder.create(path, plain(config), environment()) if training.engine.leads else Follower(path)
-    folder.save_split(task.split)
+    folder = RunFolder.create(path, plain(config), environment(), task.split) if training.engine.leads else Follower(path)
     _train(training, folder, reporter, json)
 
 

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import hashlib
 import io
+import math
 import os
 import re
 import shutil
@@ -29,6 +30,7 @@ from anybit.tensors import read_json, write_json
 FORMAT = 1
 PARTS = ("train", "test")
 _CHUNK = 1 << 24
+_LARGEST = 1 << 40
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -94,9 +96,8 @@ def load(name: str, prepare: str = "") -> Prepared:
         raise DataError(f"{name} is not prepared: {fix} (looked in {place.parent})")
     try:
         manifest = _manifest(place)
-        arrays = {Path(file).stem: _map(place / file, facts) for file, facts in _files(manifest).items()}
-        _check_lengths(manifest, arrays)
-    except (AnybitError, ValueError, OSError, EOFError) as error:
+        arrays = {Path(file).stem: _map(place / file, facts, manifest) for file, facts in _files(manifest).items()}
+    except (AnybitError, ValueError, OSError) as error:
         raise DataError(f"the prepared {name} is damaged ({error}): {fix} to rebuild it") from None
     return Prepared(manifest, arrays)
 
@@ -167,6 +168,14 @@ def _manifest(place: Path) -> Manifest:
     manifest: Manifest = read(Manifest, content)
     if manifest.format != FORMAT:
         raise DataError(f"its format is {manifest.format}, this anybit reads {FORMAT}")
+    if len(manifest.shape) != 3 or not all(0 < side <= _LARGEST for side in manifest.shape):
+        raise DataError(f"its images have shape {manifest.shape}")
+    if not len(manifest.mean) == len(manifest.std) == manifest.shape[0] or not all(std > 0 for std in manifest.std):
+        raise DataError(f"its mean {manifest.mean} and standard deviation {manifest.std} are not those of "
+                        f"{manifest.shape[0]} channels")
+    for part in PARTS:
+        if type(count := manifest.counts.get(part)) is not int or not 0 < count <= _LARGEST:
+            raise DataError(f"it has {count!r} {part} examples")
     return manifest
 
 
@@ -181,34 +190,39 @@ def _files(manifest: Manifest) -> dict[str, FileFacts]:
     return files
 
 
-def _map(path: Path, facts: FileFacts) -> np.ndarray:
-    size = path.stat().st_size
-    if size != facts.bytes:
-        raise DataError(f"{path.name} has {size} bytes, not {facts.bytes}")
+def _map(path: Path, facts: FileFacts, manifest: Manifest) -> np.ndarray:
+    """The array that the manifest promises. Its header is compared and not parsed: nothing in it is believed."""
+    count, images = manifest.counts.get(path.stem.partition("_")[0]), path.stem.endswith("_images")
+    if count is None:
+        raise DataError(f"its manifest names '{path.name}'")
+    shape, dtype = (count, *(manifest.shape if images else ())), np.dtype(np.uint8 if images else np.int64)
+    header = _header(shape, dtype)
+    wanted, size = len(header) + math.prod(shape) * dtype.itemsize, path.stat().st_size
+    if not size == facts.bytes == wanted:
+        raise DataError(f"{path.name} has {size} bytes; its manifest says {facts.bytes}, {dtype} {shape} needs {wanted}")
+    with open(path, "rb") as file:
+        if file.read(len(header)) != header:
+            raise DataError(f"{path.name} does not hold {dtype} {shape}, as its manifest says")
     # copy-on-write: nothing can change the file, and torch may wrap the memory without a warning
-    array: np.ndarray = np.load(path, mmap_mode="c", allow_pickle=False)
-    return array
+    return np.memmap(path, dtype, "c", len(header), shape)
 
 
-def _check_lengths(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> None:
-    for stem, array in arrays.items():
-        count = manifest.counts.get(stem.partition("_")[0])
-        images = stem.endswith("_images")
-        if len(array) != count or array.dtype != (np.uint8 if images else np.int64):
-            raise DataError(f"{stem}.npy holds {len(array)} values of {array.dtype}, not what its manifest says")
-        if images and array.shape[1:] != manifest.shape:
-            raise DataError(f"{stem}.npy holds images of {array.shape[1:]}, its manifest says {manifest.shape}")
+def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """The header of a .npy file, as numpy writes it."""
+    header = io.BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, described)
+    return header.getvalue()
 
 
 def _save(path: Path, array: np.ndarray) -> FileFacts:
     """Written through a file handle: a full disk is then an error, where a memory map would end the process."""
     array = np.ascontiguousarray(array)
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    header = _header(array.shape, array.dtype)
     body = array.reshape(-1).view(np.uint8)
-    digest = hashlib.sha256(header.getbuffer())
+    digest = hashlib.sha256(header)
     with open(path, "wb") as file:
-        file.write(header.getbuffer())
+        file.write(header)
         for start in range(0, len(body), _CHUNK):
             chunk = body[start:start + _CHUNK].data
             file.write(chunk)
@@ -216,7 +230,7 @@ def _save(path: Path, array: np.ndarray) -> FileFacts:
         file.flush()
         os.fsync(file.fileno())
     path.chmod(0o644)
-    return FileFacts(header.tell() + len(body), digest.hexdigest())
+    return FileFacts(len(header) + len(body), digest.hexdigest())
 
 
 def _digest(path: Path) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -86,12 +88,12 @@ def _open(file: Path) -> tuple[Any, Any]:
     try:
         handle = parquet.ParquetFile(file)
         return handle, datasets.Features.from_arrow_schema(handle.schema_arrow)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _unreadable(file, error) from None
 
 
 def _unreadable(file: Path, error: Exception) -> DataError:
-    reason = str(error).splitlines()[0].rstrip(".")
+    reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
     return DataError(f"{file} cannot be read as parquet ({reason}): it is truncated or something else; fetch it again")
 
 
@@ -135,6 +137,7 @@ def _decode_all(batches: Iterable[list[Item]], rows: int, shape: tuple[int, int,
     batches = iter(batches)
     first = next(batches)
     target = _target(first[0], shape, size)
+    _check_memory(rows * math.prod(target.shape))
     out, row = np.empty((rows, *target.shape), np.uint8), 0
     with ThreadPoolExecutor(_THREADS) as pool:
         for batch in itertools.chain([first], batches):
@@ -142,6 +145,14 @@ def _decode_all(batches: Iterable[list[Item]], rows: int, shape: tuple[int, int,
                 out[row] = image
                 row += 1
     return out
+
+
+def _check_memory(needed: int) -> None:
+    """A file says how many images it has: what cannot fit is refused before it is tried."""
+    present = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > 0.9 * present:
+        raise DataError(f"the images take {needed / 1e9:.1f} GB, and this machine has {present / 1e9:.1f} GB of memory: use "
+                        "--size for smaller ones, or fewer files")
 
 
 def _target(item: Item, shape: tuple[int, int, int] | None, size: int) -> Target:
@@ -160,22 +171,25 @@ def _decode(item: Item, target: Target) -> np.ndarray:
     channels, height, width = target.shape
     with _named(where):
         stored = Image.open(io.BytesIO(content()))
+        # Before a single pixel is unpacked: a small file can stand for a huge image.
+        if not target.resize and (stored.height, stored.width) != (height, width):
+            raise DataError(f"{where}: the image has {stored.height}×{stored.width} pixels, expected {height}×{width}: "
+                            "resize all to one size with --size")
         if channels == 1 and stored.mode not in ("1", "L"):
             raise DataError(f"{where}: the image is {stored.mode}, but the first one is grey: store all images alike")
         image = stored.convert("L" if channels == 1 else "RGB")
         if target.resize:
             image = image.resize((width, height), Image.Resampling.BILINEAR)
         array = np.asarray(image)
-    if array.shape[:2] != (height, width):
-        raise DataError(f"{where}: the image has {array.shape[0]}×{array.shape[1]} pixels, expected {height}×{width}: "
-                        "resize all to one size with --size")
     return array.reshape(1, height, width) if channels == 1 else array.transpose(2, 0, 1)
 
 
 @contextmanager
 def _named(where: str) -> Iterator[None]:
     """Errors of the image library, with the place of the image."""
+    from PIL import Image
     try:
         yield
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{where} is not a readable image ({str(error).splitlines()[0]})") from None
+    except (OSError, ValueError, SyntaxError, MemoryError, Image.DecompressionBombError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"{where} is not a readable image ({reason})") from None

@@ -48,6 +48,7 @@ class Pipeline:
         if not self.crop:
             return self._normalized(x)
         height, width = _sides(x)
+        self._room(height, width)
         top = torch.full((x.shape[0],), (height - self.crop) // 2, device=x.device)
         left = torch.full((x.shape[0],), (width - self.crop) // 2, device=x.device)
         return self._cut(x, top, left, torch.zeros_like(top, dtype=torch.bool))
@@ -58,12 +59,17 @@ class Pipeline:
             return self._normalized(x)
         height, width = _sides(x)
         draws = uniform(key, step, _SITE, (x.shape[0], 3))
+        room = self._room(height, width)
+        top, left = ((draws[:, i] * n).to(torch.int64) - self.padding for i, n in enumerate(room))
+        return self._cut(x, top, left, (draws[:, 2] < 0.5) & self.flip)
+
+    def _room(self, height: int, width: int) -> list[int]:
+        """In how many places the crop can lie, down and across."""
         room = [side + 2 * self.padding - (self.crop or side) + 1 for side in (height, width)]
         if min(room) < 1:
             raise DataError(f"data.crop = {self.crop}: does not fit images of {height}×{width} with padding "
                             f"{self.padding}")
-        top, left = ((draws[:, i] * n).to(torch.int64) - self.padding for i, n in enumerate(room))
-        return self._cut(x, top, left, (draws[:, 2] < 0.5) & self.flip)
+        return room
 
     def _normalized(self, x: Tensor) -> Tensor:
         if x.dtype == torch.uint8:

@@ -30,7 +30,7 @@ def dirichlet(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1
     Examples are dealt without replacement; when a class runs out, a client's q is renormalized over the others.
     """
     _enough(clients, len(labels))
-    _positive(alpha=alpha)
+    _concentrated(alpha=alpha)
     draw = generator(seed, "split")
     pools = _Pools(draw, labels)
     concentration, size = alpha * len(pools.left) * pools.left / len(labels), len(labels) // clients
@@ -44,7 +44,8 @@ def dirichlet_free(labels: np.ndarray, seed: int, clients: int = 10, alpha: floa
     All examples are used. A client below `least` examples is filled up from whoever then has most.
     """
     _enough(clients * max(least, 1), len(labels), f" of at least {least}")
-    _positive(alpha=alpha, least=least)
+    _concentrated(alpha=alpha)
+    _positive(least=least)
     draw = generator(seed, "split")
     owner = np.empty(len(labels), np.int64)
     for c in np.unique(labels):
@@ -72,7 +73,7 @@ def pachinko(labels: np.ndarray, seed: int, coarse: np.ndarray | None = None, cl
     an example's fine label is drawn down this tree. Labels that run out leave the tree, and θ is renormalized.
     """
     _enough(clients, len(labels))
-    _positive(alpha=alpha, beta=beta)
+    _concentrated(alpha=alpha, beta=beta)
     if coarse is None:
         raise DataError("split 'pachinko' needs coarse labels, and the data set has none: use cifar100, or name its "
                         "coarse column when preparing it")
@@ -220,6 +221,14 @@ def _positive(**values: float) -> None:
     for name, value in values.items():
         if not value > 0:
             raise DataError(f"split.{name} = {value}: must be above 0")
+
+
+def _concentrated(**values: float) -> None:
+    """Beyond these a Dirichlet draw is one class, or the overall distribution, and its logarithms overflow."""
+    _positive(**values)
+    for name, value in values.items():
+        if not 1e-12 <= value <= 1e12:
+            raise DataError(f"split.{name} = {value}: must be between 1e-12 and 1e12")
 
 
 def _enough(clients: int, examples: int, of: str = "") -> None:

@@ -24,7 +24,8 @@ from torch import Tensor
 from anybit.errors import RunError
 from anybit.export.packing import pack, packed_size, unpack
 from anybit.export.subject import Subject
-from anybit.quant.grid import FLOAT, Width
+from anybit.files import bounded
+from anybit.quant.grid import BITS, FLOAT, Width
 from anybit.tensors import load, save
 
 FORMAT = "anybit-archive-1"
@@ -54,20 +55,26 @@ def read_archive(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if metadata.get("format") != FORMAT:
         raise RunError(f"{path} is not an archive of anybit: its format is '{metadata.get('format')}', not '{FORMAT}'")
     try:
-        packed, activations = (json.loads(metadata[key]) for key in ("packed", "activations"))
+        packed, activations = (bounded(json.loads(metadata[key])) for key in ("packed", "activations"))
         weights = {name: _weight(tensors, name, entry) for name, entry in packed.items()}
         steps = {site: {**entry, "step": float(tensors.pop(f"{site}.step"))} for site, entry in activations.items()}
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise RunError(f"{path} is damaged ({error})") from None
+    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
+        raise RunError(f"{path} is damaged ({type(error).__name__}: {error})") from None
     rest = {name: tensor for name, tensor in tensors.items() if name.removesuffix(".step") not in packed}
     return {**rest, **weights}, {"width": metadata.get("width", ""), "activations": steps}
 
 
 def _weight(tensors: Mapping[str, Tensor], name: str, entry: Mapping[str, Any]) -> Tensor:
     bits, low, shape, stream = entry["bits"], entry["low"], torch.Size(entry["shape"]), tensors[name]
+    step = tensors[f"{name}.step"]
+    if bits not in BITS or not -(2**bits) < low <= 0 or any(n < 0 for n in shape):
+        raise ValueError(f"'{name}' says {bits} bits from {low}, shape {tuple(shape)}")
+    # Any other shape would broadcast: a small file could ask for all memory.
+    if step.dtype != torch.float32 or step.shape not in (torch.Size(()), torch.Size((*shape[:1], *[1] * (len(shape) - 1)))):
+        raise ValueError(f"'{name}' of shape {tuple(shape)} has steps of shape {tuple(step.shape)}")
     if stream.dtype != torch.uint8 or len(stream) != packed_size(shape.numel(), bits):
         raise ValueError(f"'{name}' holds {len(stream)} bytes, but {tuple(shape)} at {bits} bits needs "
                          f"{packed_size(shape.numel(), bits)}")
     codes = torch.from_numpy(unpack(stream.numpy(), bits, shape.numel())).reshape(shape)
-    weight: Tensor = tensors[f"{name}.step"] * (codes.to(torch.float32) + low)
+    weight: Tensor = step * (codes.to(torch.float32) + low)
     return weight

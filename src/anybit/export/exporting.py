@@ -11,7 +11,6 @@ from typing import Literal
 
 import torch
 
-from anybit.errors import RunError
 from anybit.export.archive import read_archive, write_archive
 from anybit.export.bench import Latency, latency
 from anybit.export.graph import DEFAULT_OPSET
@@ -19,6 +18,7 @@ from anybit.export.onnx_model import OnnxExporter
 from anybit.export.reference import outputs, reference
 from anybit.export.subject import Subject, check_width
 from anybit.export.verify import Verdict, kernels, missing_kernels, onnx_outputs, verdict
+from anybit.files import writing
 from anybit.quant.grid import FLOAT, Width, quantize
 from anybit.tensors import write_bytes
 
@@ -26,6 +26,7 @@ Runtime = Literal["onnx", "executorch", "archive"]
 Operands = Literal["auto", "uint8", "int8"]
 SUFFIX: dict[Runtime, str] = {"onnx": "onnx", "executorch": "pte", "archive": "safetensors"}
 REJECTED = ".rejected"
+WHERE = "free some space, or choose another folder with --out"
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class Exporter:
             return self._export_archive(width)
         from anybit.export.executorch import export_executorch
 
-        return self._kept(export_executorch(self.subject, self._path(width, runtime), width))
+        with writing(self._path(width, runtime), WHERE):
+            return self._kept(export_executorch(self.subject, self._path(width, runtime), width))
 
     def _export_onnx(self, width: Width) -> Artifact:
         model = self._onnx.model(width)
@@ -119,7 +121,8 @@ class Exporter:
     def _export_archive(self, width: Width) -> Artifact:
         """Verified by reading it back: the same fake-quant model, with weights from the file."""
         path = self._path(width, "archive")
-        write_archive(path, self.subject, width)
+        with writing(path, WHERE):
+            write_archive(path, self.subject, width)
         weights, _ = read_archive(path)
         plain = reference(self.subject, width)
         loaded = reference(self.subject, width)
@@ -143,23 +146,23 @@ class Exporter:
 
     def _ready(self, path: Path) -> None:
         """Make the folder, and drop what an earlier export left under this name."""
-        try:
+        with writing(path, WHERE):
             self.folder.mkdir(parents=True, exist_ok=True)
             for old in (path, path.with_name(path.name + REJECTED)):
                 old.unlink(missing_ok=True)
-        except OSError as error:
-            raise RunError(f"{path} cannot be written ({error.strerror}): choose another folder with --out") from None
 
     def _written(self, name: str, content: bytes) -> Path:
         path = self.folder / name
-        write_bytes(path, content)
+        with writing(path, WHERE):
+            write_bytes(path, content)
         return path
 
     def _kept(self, artifact: Artifact) -> Artifact:
         """A rejected file stays for inspection, under a name that nobody deploys by mistake."""
         if not artifact.rejected:
             return artifact
-        (self.folder / artifact.file).rename(self.folder / (artifact.file + REJECTED))
+        with writing(self.folder / artifact.file, WHERE):
+            (self.folder / artifact.file).rename(self.folder / (artifact.file + REJECTED))
         return replace(artifact, file=artifact.file + REJECTED)
 
 

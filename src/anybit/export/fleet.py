@@ -9,7 +9,6 @@ count = 1200
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from anybit.errors import ConfigError
 from anybit.export.exporting import Artifact, Runtime
 from anybit.export.subject import check_width
+from anybit.files import read_toml
 from anybit.quant.grid import Width
 from anybit.schema import read
 
@@ -53,12 +53,7 @@ class Fleet:
 
 def read_fleet(path: Path) -> Fleet:
     """The fleet that a TOML file describes."""
-    try:
-        content = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"fleet file '{path}' does not exist") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"fleet file '{path}' is not readable as TOML ({error})") from None
+    content = read_toml(path)
     try:
         fleet: Fleet = read(Fleet, content)
     except ConfigError as error:

@@ -9,9 +9,10 @@ from typing import Any
 from anybit.environment import environment, version
 from anybit.export.bench import Cost
 from anybit.export.card import model_card
-from anybit.export.exporting import Artifact, Exporter, Runtime
+from anybit.export.exporting import WHERE, Artifact, Exporter, Runtime
 from anybit.export.fleet import Fleet, expected
 from anybit.export.reference import metric, outputs, reference
+from anybit.files import writing
 from anybit.quant.grid import FLOAT, Width
 from anybit.tensors import write_bytes, write_json
 
@@ -34,8 +35,9 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None,
         report["fleet"] = {"devices": [asdict(d) for d in fleet.device], "expected": expected(fleet, artifacts)}
     if costs:
         report["bench"] = {file: asdict(cost) for file, cost in costs.items()}
-    write_json(exporter.folder / "export.json", report)
-    write_bytes(exporter.folder / "README.md", model_card(subject, every, exporter.options.licence).encode())
+    with writing(exporter.folder / "export.json", WHERE):
+        write_json(exporter.folder / "export.json", report)
+        write_bytes(exporter.folder / "README.md", model_card(subject, every, exporter.options.licence).encode())
     return report
 
 

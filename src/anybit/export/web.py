@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from anybit.errors import ConfigError, RunError
-from anybit.export.exporting import Artifact, Exporter
+from anybit.export.exporting import WHERE, Artifact, Exporter
+from anybit.files import writing
 from anybit.tensors import write_bytes, write_json
 
 PACKAGE = "onnxruntime-web@1.30.0"
@@ -34,15 +35,16 @@ def write_web(exporter: Exporter, artifacts: Sequence[Artifact]) -> Path:
     if data.test.x.dim() != 4 or exporter.subject.images.shape[1] not in (1, 3):
         raise ConfigError("--web draws images of 1 or 3 channels, but the inputs have shape "
                           f"{tuple(exporter.subject.images.shape[1:])}")
-    folder = exporter.folder / "web"
-    (folder / "ort").mkdir(parents=True, exist_ok=True)
-    for name, content in fetch_runtime().items():
-        write_bytes(folder / "ort" / name, content)
-    for name in PAGE:
-        write_bytes(folder / name, importlib.resources.files("anybit.export").joinpath("page", name).read_bytes())
-    for artifact in shown:
-        shutil.copyfile(exporter.folder / artifact.file, folder / artifact.file)
-    _write_samples(folder, exporter, shown)
+    folder, runtime = exporter.folder / "web", fetch_runtime()
+    with writing(folder, WHERE):
+        (folder / "ort").mkdir(parents=True, exist_ok=True)
+        for name, content in runtime.items():
+            write_bytes(folder / "ort" / name, content)
+        for name in PAGE:
+            write_bytes(folder / name, importlib.resources.files("anybit.export").joinpath("page", name).read_bytes())
+        for artifact in shown:
+            shutil.copyfile(exporter.folder / artifact.file, folder / artifact.file)
+        _write_samples(folder, exporter, shown)
     return folder
 
 

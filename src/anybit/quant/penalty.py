@@ -17,11 +17,18 @@ def kurtosis(x: Tensor, rows: Tensor | None = None) -> Tensor:
     flat = x.reshape(x.shape[0], -1) if x.dim() > 1 else x.reshape(-1, 1)
     weight = torch.ones_like(flat) if rows is None else rows.reshape(-1, 1).expand_as(flat)
     weight = weight / weight.sum().clamp_min(1)
-    centred = flat - (weight * flat).sum()
+    centred = _in_its_own_unit(flat - (weight * flat).sum(), flat, weight > 0)
     variance = (weight * centred**2).sum()
     fourth = (weight * centred**4).sum()
     tiny = torch.finfo(x.dtype).tiny ** 0.5
     return fourth / variance.clamp_min(tiny) ** 2
+
+
+def _in_its_own_unit(centred: Tensor, flat: Tensor, real: Tensor) -> Tensor:
+    """Deviations as shares of the largest, where fourth powers neither overflow nor vanish; 0 if they are rounding."""
+    unit, largest = ((real * x.detach()).abs().amax() for x in (centred, flat))
+    alive = unit > (4 * torch.finfo(flat.dtype).eps * largest).clamp_min(torch.finfo(flat.dtype).tiny)
+    return torch.where(alive, centred, torch.zeros_like(centred)) / torch.where(alive, unit, torch.ones_like(unit))
 
 
 def kurtosis_gap(x: Tensor, rows: Tensor | None = None, target: float = UNIFORM_KURTOSIS) -> Tensor:

@@ -61,7 +61,8 @@ def candidate_steps(low: Tensor, high: Tensor, grid: GridName) -> Tensor:
     """The steps that the MSE search tries: (CANDIDATES, BITS, …)."""
     fraction = torch.arange(1, CANDIDATES + 1, device=low.device) / 100
     steps = minmax_steps(low, high, grid)
-    return fraction.reshape(-1, *[1] * steps.dim()) * steps
+    # A step that underflows to 0 would stand for 32 bits.
+    return (fraction.reshape(-1, *[1] * steps.dim()) * steps).clamp_min(torch.finfo(steps.dtype).tiny)
 
 
 def best_steps(candidates: Tensor, errors: Tensor) -> Tensor:
@@ -159,7 +160,7 @@ class StepTable:
         for site, shape in shapes.items():
             try:
                 rows = [torch.tensor(table[site][str(b)], dtype=torch.float32).reshape(shape) for b in BITS]
-            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            except (KeyError, IndexError, TypeError, ValueError, OverflowError, RuntimeError) as error:
                 raise RunError(f"step table: site '{site}' is missing or malformed ({error})") from None
             steps[site] = torch.stack(rows)
             if not bool((torch.isfinite(steps[site]) & (steps[site] > 0)).all()):

@@ -232,6 +232,14 @@ def weight_sites(model: nn.Module) -> dict[str, str]:
     return {name: name.removesuffix("_quantizer") for name in quantizers(model, "weights")}
 
 
+def step_shapes(model: nn.Module, options: SiteOptions, kind: Kind | None = None) -> dict[str, tuple[int, ...]]:
+    """The shape of one step of every site (or of those of a kind): () per tensor, (C, 1, …) per channel."""
+    prepared, parameters = prepare(model, options=options), dict(model.named_parameters())
+    channel = {site: (parameters[name].shape[0], *[1] * (parameters[name].dim() - 1))
+               for site, name in weight_sites(prepared).items() if options.per_channel}
+    return {site: channel.get(site, ()) for site in quantizers(prepared, kind)}
+
+
 def bind(model: nn.Module, steps: Mapping[str, Tensor], width: Tensor, *, rows: Tensor, key: Tensor,
          count: Tensor) -> dict[str, Tensor]:
     """The buffers of a prepared model for one client: its steps and limits at `width` = (weights, activations).

@@ -7,14 +7,20 @@ table whose `name` changes is replaced whole, because the arguments of one varia
 from __future__ import annotations
 
 import json
+import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from anybit.errors import ConfigError, did_you_mean
+from anybit.files import bounded, read_toml
 
 HOME = Path(__file__).parent
+_INSIDE = re.compile(r"(?!\.\.?(/|$))[^/\0]+(/(?!\.\.?(/|$))[^/\0]+)*")
+"""A relative path without '.' and '..': a recipe from elsewhere reads nothing outside its own folder."""
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def names() -> list[str]:
@@ -67,17 +73,14 @@ def load(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def _load(path: Path, depth: int) -> dict[str, Any]:
     if depth > 5:
         raise ConfigError(f"{path}: recipes extend each other in a circle")
-    try:
-        content = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror})") from None
+    content = read_toml(path)
     base = content.pop("extends", None)
     if base is None:
         return content
+    if not isinstance(base, str) or not _INSIDE.fullmatch(base):
+        raise ConfigError(f"{path} extends {base!r}: name a recipe in the same folder or below it, without '..'")
     parent = path.parent / f"{base}.toml"
-    if not isinstance(base, str) or not parent.is_file():
+    if not parent.is_file():
         raise ConfigError(f"{path} extends '{base}', but {parent} does not exist")
     return merge(_load(parent, depth + 1), content)
 
@@ -100,8 +103,8 @@ def parse_override(text: str) -> dict[str, Any]:
     if not sign or not key or not all(key.split(".")):
         raise ConfigError(f"override '{text}': write key=value, e.g. rounds=200 or server.lr=1e-2")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = bounded(tomllib.loads(f"value = {value}")["value"])
+    except (ValueError, RecursionError):
         parsed = value
     out: dict[str, Any] = {key.split(".")[-1]: parsed}
     for part in reversed(key.split(".")[:-1]):
@@ -111,14 +114,24 @@ def parse_override(text: str) -> dict[str, Any]:
 
 def as_toml(content: Mapping[str, Any], table: str = "") -> str:
     """Plain data as TOML: values first, then the tables."""
-    lines = [f"{key} = {_toml_value(value)}" for key, value in content.items() if not isinstance(value, Mapping)]
+    lines = [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in content.items() if not isinstance(value, Mapping)]
     for key, value in content.items():
         if isinstance(value, Mapping):
-            name = f"{table}.{key}" if table else key
+            name = f"{table}.{_toml_key(key)}" if table else _toml_key(key)
             lines += ["", f"[{name}]", as_toml(value, name).rstrip("\n")]
     return "\n".join(lines) + "\n"
 
 
+def _toml_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _toml_value(key)
+
+
 def _toml_value(value: Any) -> str:
-    # JSON's text, numbers, booleans and lists are valid TOML.
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    # JSON's text, numbers and booleans are valid TOML, but for one character that JSON does not escape.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

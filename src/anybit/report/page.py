@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from anybit import recipes
-from anybit.errors import MissingExtra, RunError
+from anybit.errors import MissingExtra
+from anybit.files import writing
+from anybit.records import total_seconds
 from anybit.report import plots, weights
 from anybit.report.mixed import mixed_plots
 from anybit.report.read import RunRecord, read_runs
@@ -53,12 +55,10 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
 def _write(content: Mapping[str, bytes], out: Path) -> None:
     """Called with nothing first, so that a folder that cannot be had is noticed before anything is drawn."""
-    try:
+    with writing(out, "choose another folder with --out"):
         out.mkdir(parents=True, exist_ok=True)
         for name, data in content.items():
             write_bytes(out / name, data)
-    except OSError as error:
-        raise RunError(f"{out} cannot be written ({error.strerror}): choose another folder with --out") from None
 
 
 def recipe_files(records: Sequence[RunRecord]) -> list[str | None]:
@@ -122,12 +122,12 @@ def _page(records: Sequence[RunRecord], table: Table, sections: dict[str, list[P
 def _facts(record: RunRecord, number: int, table: Table) -> dict[str, Any]:
     """What the page says of a run at its head."""
     cell = {row.width: cells[number + 1] for row, cells in zip(table.rows, table.cells(), strict=True)}
-    seconds = [float(entry["seconds"]) for entry in record.timing if "seconds" in entry]
+    seconds = total_seconds(record.timing)
     config = record.config
     facts = {"variant": record.variant, "data": config.get("data", {}).get("name"),
              "model": config.get("model", {}).get("name"), "clients": _clients(record),
              "rounds": f"{record.rounds} of {config.get('rounds', '?')}" if not record.finished else str(record.rounds),
-             "steps": record.own, "time": _duration(sum(seconds)) if seconds else None}
+             "steps": record.own, "time": _duration(seconds) if seconds else None}
     return {"name": record.name, "colour": colour(number), "finished": record.finished,
             "facts": {key: str(value) for key, value in facts.items() if value is not None},
             "scores": [(width, cell[width]) for width in dict.fromkeys(("FP32", record.lowest)) if width in cell]}

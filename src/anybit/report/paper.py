@@ -164,7 +164,7 @@ def _bits(table: PaperTable, by_recipe: Mapping[str, Sequence[Result]]) -> list[
     """The rows that the paper prints; of a table without figures, those that we evaluated."""
     printed = {bits for column in table.columns.values() for bits in column.values}
     evaluated = {bits for column in table.columns.values() for result in by_recipe.get(column.recipe, ())
-                 for bits in result.config["evaluation"]["bits"]}
+                 for bits in result.settings.evaluation.bits}
     return sorted(printed or evaluated, reverse=True)
 
 

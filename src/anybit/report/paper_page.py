@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anybit.errors import RunError
+from anybit.files import writing
 from anybit.report.paper import Comparison
 from anybit.report.paper_plots import paper_plots
 from anybit.report.paper_text import markdown
@@ -16,7 +16,7 @@ def write_comparison(comparison: Comparison, out: Path, page: Path | None = None
     """Every plot as SVG and PNG in the folder `out`, and the page if asked for; the PNGs and the page are returned."""
     require_matplotlib()
     written = []
-    try:
+    with writing(page or out, "choose another place with --out or --markdown"):
         out.mkdir(parents=True, exist_ok=True)
         with styled():
             plots = paper_plots(comparison)
@@ -29,6 +29,4 @@ def write_comparison(comparison: Comparison, out: Path, page: Path | None = None
             page.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(page, markdown(comparison, plots, out, page).encode())
             written.append(page)
-    except OSError as error:
-        raise RunError(f"{error.filename} cannot be written ({error.strerror}): choose another place") from None
     return written

@@ -149,7 +149,7 @@ def _section(table: ComparedTable) -> list[str]:
 def conditions(comparison: Comparison) -> list[str]:
     """What the figures were made with."""
     results = comparison.results
-    facts_of = {"test images": {f"{r.config['data']['name']} {r.evaluation['test_examples']:,}" for r in results},
+    facts_of = {"test images": {f"{r.settings.data.name} {r.evaluation['test_examples']:,}" for r in results},
                 "device": {str(r.environment.get("gpu") or r.environment.get("cpu", "?")) for r in results},
                 "torch": {str(r.environment.get("torch", "?")) for r in results},
                 "anybit": {str(r.environment.get("anybit", "?")) for r in results}}

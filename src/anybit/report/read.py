@@ -145,19 +145,27 @@ def _read(path: Path, name: str) -> RunRecord:
     if not (path / "config.json").is_file() and path.is_dir() and any(path.glob("*/config.json")):
         raise RunError(f"{path} is not a run but a folder of runs: name them, e.g. {path}/*")
     folder = RunFolder.open(path)
-    config = folder.config()
-    if not isinstance(config, dict):
-        raise RunError(f"{folder.file('config.json')} is not a config: it must be a table")
-    environment = folder.file("environment.json")
+    config = _table(folder, "config.json")
+    for part in ("data", "split", "model", "variant", "sites"):
+        if not isinstance(config.get(part, {}), dict):
+            raise RunError(f"{folder.file('config.json')} is not a config: '{part}' must be a table")
+    environment = _table(folder, "environment.json") if folder.file("environment.json").exists() else {}
     trained, steps = _weights(folder)
-    return RunRecord(name, path, config, read_json(environment) if environment.exists() else {}, _evaluation(folder),
+    return RunRecord(name, path, config, environment, _evaluation(folder),
                      _metrics(folder), folder.lines("timing"), trained, steps, _split_sizes(folder))
+
+
+def _table(folder: RunFolder, name: str) -> dict[str, Any]:
+    content = read_json(folder.file(name))
+    if not isinstance(content, dict):
+        raise RunError(f"{folder.file(name)} is not a config: it must be a table")
+    return content
 
 
 def _weights(folder: RunFolder) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
     """(weights, step table): the result of the run, or its newest checkpoint."""
     if folder.finished:
-        return folder.model(), folder.steps()
+        return folder.model(), _table(folder, "steps.json")
     checkpoints = folder.checkpoints()
     if not checkpoints:
         return {}, {}
@@ -178,7 +186,7 @@ def _evaluation(folder: RunFolder) -> dict[str, Any] | None:
         return {**content, "mixed": _scores(content.get("mixed", {})), "metric": str(content["metric"]),
                 "variant": str(content["variant"]), "sites": str(content["sites"]),
                 "own": next(s for s in grid if s == content["own"]), "grid": grid}
-    except (KeyError, TypeError, ValueError, AttributeError, StopIteration, ConfigError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, StopIteration, ConfigError) as error:
         raise RunError(f"{folder.file('evaluation.json')} is not an evaluation ({error!r})") from None
 
 
@@ -191,8 +199,9 @@ def _metrics(folder: RunFolder) -> list[dict[str, Any]]:
                 found = entry["evaluation"]
                 seen["evaluation"] = {"steps": str(found["steps"]), "scores": _scores(found["scores"]),
                                       "layers_at": str(Width.parse(found["layers_at"])),
-                                      "layers": dict(found["layers"])}
-        except (KeyError, TypeError, ValueError, AttributeError, ConfigError) as error:
+                                      "layers": {str(name): {key: float(health[key]) for key in ("kurtosis", "saturation")}
+                                                 for name, health in found["layers"].items()}}
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, ConfigError) as error:
             raise RunError(f"{folder.file('metrics.jsonl')}, line {number}, is not a round ({error!r})") from None
         entries.append(seen)
     return entries

@@ -1,0 +1,209 @@
+"""Every kind of file that anybit reads, with an intact example and everything that looks at it."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from fuzz import Reader
+from mutate import mutate_bytes, mutate_json, mutate_lines, mutate_safetensors, mutate_toml
+from torch import nn
+
+import anybit
+from anybit import recipes
+from anybit.api import Run
+from anybit.build import written_out
+from anybit.config import Config, from_recipe
+from anybit.data import cache, sources
+from anybit.data.cache import Manifest
+from anybit.data.examples import Data, as_examples, check_split
+from anybit.export.archive import FORMAT, read_archive
+from anybit.export.fleet import read_fleet
+from anybit.export.packing import pack
+from anybit.folder import RunFolder
+from anybit.quant.ranges import StepTable
+from anybit.report import accuracy_table, read_runs
+from anybit.report.paper import compare
+from anybit.report.paper_text import as_json
+from anybit.results import read_results, write_results
+from anybit.run import Task, Training
+from anybit.schema import plain, read
+from anybit.sweep import SweepFolder, groups, plan
+from anybit.tensors import read_json, save
+
+FLEET = """[[device]]
+name = "phone"
+width = "W4A8"
+runtime = "onnx"
+count = 12
+
+[[device]]
+name = "board"
+width = "W2"
+"""
+_CLIENTS = [np.arange(0, 10), np.arange(10, 24)]
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+
+
+def _data() -> Data:
+    x, y = torch.randn(24, 1, 2, 2, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 2
+    return Data(as_examples(x, y, "train"), as_examples(x[:4], y[:4], "test"))
+
+
+def _config() -> Config:
+    config: Config = read(Config, {"data": {"name": "digits"}, "model": {"name": "lenet5"}, "rounds": 4, "cohort": 2,
+                                   "checkpoint_every": 2, "split": {"name": "iid", "clients": 2}, "device": "cpu",
+                                   "evaluation": {"every": 2, "bits": [32, 2], "sites": ["W"]}})
+    return config
+
+
+def _trained(home: Path) -> tuple[Training, RunFolder]:
+    """A run folder that was really trained, of a model of a few weights."""
+    config = _config()
+    folder = RunFolder.create(home / "run", plain(config), {"torch": "2"}, _CLIENTS)
+    training = Training(Task(_model(), anybit.mqat(sites="WA"), _data(), _CLIENTS), config, folder=folder)
+    training.train(folder)
+    return training, folder
+
+
+def recipe(home: Path) -> Reader:
+    file = home / "recipes/mine.toml"
+    file.parent.mkdir()
+    file.write_text(recipes.as_toml(recipes.load("paper/cifar10-resnet20/mqat-wa")))
+
+    def look() -> None:
+        config = from_recipe(str(file), ["rounds=3"])
+        recipes.as_toml(recipes.load(str(file)))
+        json.dumps(plain(written_out(config)))
+    return Reader(file, mutate_toml, look)
+
+
+def config(home: Path) -> Reader:
+    _, folder = _trained(home)
+    return Reader(folder.file("config.json"), mutate_json, lambda: (Run.load(folder.path), read_runs([folder.path])))
+
+
+def checkpoint(home: Path) -> Reader:
+    training, folder = _trained(home)
+    metrics, timing = (folder.file(f"{log}.jsonl").read_bytes() for log in ("metrics", "timing"))
+
+    def look() -> None:
+        folder.file("metrics.jsonl").write_bytes(metrics)
+        folder.file("timing.jsonl").write_bytes(timing)
+        training.restore()
+    return Reader(folder.checkpoints()[-1], mutate_safetensors, look)
+
+
+def steps(home: Path) -> Reader:
+    _, folder = _trained(home)
+    shapes = dict[str, tuple[int, ...]].fromkeys(folder.steps(), ())
+    return Reader(folder.file("steps.json"), mutate_json, lambda: (StepTable.from_json(folder.steps(), shapes),
+                                                                   read_runs([folder.path])))
+
+
+def archive(home: Path) -> Reader:
+    file = home / "export/model.safetensors"
+    file.parent.mkdir()
+    codes = np.arange(12, dtype=np.uint8).reshape(4, 3) % 8
+    packed = {"head.weight": {"bits": 3, "low": -4, "shape": [4, 3]}}
+    save(file, {"head.weight": torch.from_numpy(pack(codes, 3)), "head.weight.step": torch.full((4, 1), 0.5),
+                "head.bias": torch.zeros(4), "head.input_quantizer.step": torch.tensor(0.1)},
+         {"format": FORMAT, "width": "W3A8", "packed": json.dumps(packed), "steps": "",
+          "activations": json.dumps({"head.input_quantizer": {"bits": 8, "low": -128, "high": 127}})})
+    return Reader(file, mutate_safetensors, lambda: read_archive(file))
+
+
+def _cached(home: Path) -> Path:
+    draw = np.random.default_rng(0)
+    arrays = {f"{part}_{stem}": value for part in cache.PARTS for stem, value in (
+        ("images", draw.integers(256, size=(12, 3, 4, 4), dtype=np.uint8)), ("labels", np.arange(12) % 3),
+        ("ids", np.arange(12) // 4))}
+    with cache.locked("small"):
+        cache.write(Manifest("small", "owner/small", "abc", {"train": 12, "test": 12}, (3, 4, 4), ("a", "b", "c"),
+                             (0.5,) * 3, (0.2,) * 3, {"image": "image"}, {}, (), ("x", "y", "z")), arrays)
+    return home / "small"
+
+
+def _look_at_cache() -> None:
+    data = sources.images("small")
+    data.pipeline(data.train.x[:2])
+    data.labels()
+    cache.verify("small")
+    cache.ls()
+
+
+def manifest(home: Path) -> Reader:
+    return Reader(_cached(home) / "manifest.json", mutate_json, _look_at_cache)
+
+
+def npy(home: Path) -> Reader:
+    return Reader(_cached(home) / "train_images.npy", mutate_bytes, _look_at_cache)
+
+
+def split(home: Path) -> Reader:
+    _, folder = _trained(home)
+    return Reader(folder.file("split.safetensors"), mutate_safetensors, lambda: check_split(folder.split(), 24))
+
+
+def fleet(home: Path) -> Reader:
+    file = home / "fleet/fleet.toml"
+    file.parent.mkdir()
+    file.write_text(FLEET)
+    return Reader(file, mutate_toml, lambda: read_fleet(file))
+
+
+def results(home: Path) -> Reader:
+    _, folder = _trained(home)
+    file = folder.file("results.json")
+    write_results(read_results([folder.path]).results, file)
+
+    def look() -> None:
+        found = read_results([file]).results
+        write_results(found, folder.file("out.csv"))
+        as_json(compare(found))
+    return Reader(file, mutate_json, _paper_aside(look))
+
+
+def _paper_aside(look: Callable[[], None]) -> Callable[[], None]:
+    """An intact file without a column of the paper is refused by the comparison, which is right."""
+    def checked() -> None:
+        try:
+            look()
+        except anybit.errors.RunError as error:
+            if "column of the paper" not in str(error):
+                raise
+    return checked
+
+
+def sweep(home: Path) -> Reader:
+    held = SweepFolder.begin(home / "sweep", plan(["quickstart"], ["rounds=3"], [1, 2]))
+
+    def look() -> None:
+        found = SweepFolder.open(held.path)
+        groups(found.unfinished())
+    return Reader(held.path / "sweep.json", mutate_json, look)
+
+
+def _of_run(name: str, home: Path) -> Reader:
+    _, folder = _trained(home)
+
+    def look() -> None:
+        accuracy_table(read_runs([folder.path])).as_json()
+        read_results([folder.path])
+        read_json(folder.file("evaluation.json"))
+    return Reader(folder.file(name), mutate_json if name.endswith(".json") else mutate_lines, look)
+
+
+READERS: dict[str, Callable[[Path], Reader]] = {
+    "recipe": recipe, "config": config, "checkpoint": checkpoint, "steps": steps, "archive": archive, "manifest": manifest,
+    "npy": npy, "split": split, "fleet": fleet, "results": results, "sweep": sweep,
+    "evaluation": functools.partial(_of_run, "evaluation.json"), "metrics": functools.partial(_of_run, "metrics.jsonl"),
+    "timing": functools.partial(_of_run, "timing.jsonl")}

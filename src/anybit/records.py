@@ -1,0 +1,85 @@
+"""What runs say of themselves, checked when it is read: scores, evaluations and the curve of the training.
+
+Everything that looks at a run (reports, exports, results files) relies on it, whoever made the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from anybit.errors import ConfigError, RunError
+from anybit.quant.grid import SiteKinds, Width
+
+_WRONG = (KeyError, TypeError, ValueError, AttributeError, OverflowError, ConfigError)
+
+
+def checked_evaluation(content: Any, path: Path) -> dict[str, Any]:
+    """evaluation.json as it was written: {metric, variant, own, sites, test_examples, grid[, mixed]}."""
+    try:
+        for key in ("metric", "variant", "own"):
+            _text(content[key])
+        _whole(content.get("test_examples", 0))
+        if content["sites"] not in get_args(SiteKinds):
+            raise ValueError(f"sites {content['sites']!r}")
+        for scores in (*content["grid"].values(), content["grid"][content["own"]], content.get("mixed", {})):
+            check_scores(scores)
+    except _WRONG as error:
+        raise RunError(f"{path} is not an evaluation ({type(error).__name__}: {error})") from None
+    evaluation: dict[str, Any] = content
+    return evaluation
+
+
+def checked_metrics(entries: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl: {round, loss[, evaluation: {steps, scores, layers_at, layers}]}."""
+    for number, entry in enumerate(entries, 1):
+        try:
+            _whole(entry["round"])
+            _number(entry["loss"])
+            if entry.get("evaluation"):
+                _check_course(entry["evaluation"])
+        except _WRONG as error:
+            raise RunError(f"{path}, line {number}, is not a round ({type(error).__name__}: {error})") from None
+    return entries
+
+
+def _check_course(evaluation: Mapping[str, Any]) -> None:
+    _text(evaluation["steps"])
+    Width.parse(_text(evaluation["layers_at"]))
+    check_scores(evaluation["scores"])
+    for health in evaluation["layers"].values():
+        _number(health["kurtosis"])
+        _number(health["saturation"])
+
+
+def total_seconds(timing: Sequence[Mapping[str, Any]]) -> float:
+    """What a training took. Times are no part of the result: some may be missing, and nonsense is left out."""
+    times = [entry.get("seconds") for entry in timing]
+    return sum(float(t) for t in times if isinstance(t, int | float) and 0 <= t < 1e9)
+
+
+def check_scores(scores: Mapping[str, Any]) -> None:
+    """{width: {"loss": …, "metric": …}}, numbers, perhaps not finite."""
+    for width, score in scores.items():
+        Width.parse(width)
+        for key in ("loss", "metric"):
+            _number(score[key])
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is not a whole number")
+    return value
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(f"{value!r} is not a number")
+    return float(value)

@@ -1,0 +1,20 @@
+"""A run of Python objects as the subject of an export: its data is not in its folder."""
+
+from __future__ import annotations
+
+import torch
+
+from anybit.api import Run
+from anybit.config import EvaluationOptions
+from anybit.data.examples import Data, Examples
+from anybit.evaluation import Evaluator
+from anybit.export.subject import Subject
+from anybit.objective import accuracy, cross_entropy
+from anybit.variants import mqat
+
+
+def subject_of(run: Run) -> Subject:
+    examples = Examples(torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64))
+    evaluator = Evaluator(run.model(), mqat(), run.config.sites, run.config.ranges, EvaluationOptions(),
+                          Data(examples, examples), examples.x, cross_entropy, accuracy)
+    return Subject(run.model().eval(), evaluator, run.steps(), "of the run", "tiny")
