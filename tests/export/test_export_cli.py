@@ -125,7 +125,7 @@ def test_a_missing_extra(run_path: Path, tmp_path: Path, monkeypatch: pytest.Mon
     ('[[device]]\nname = "a"\nwidth = "W4"\nruntime = "onx"', "must be one of onnx, executorch, archive"),
     ('[[device]]\nname = "a"\nwidth = "W4"\ncount = 0', "count = 0"), ("device = []", "device is empty"),
     ('[[device]]\nname = "a"\nwidth = "W4"\n[[device]]\nname = "a"\nwidth = "W2"', "'a' appears twice"),
-    ("=", "is not readable as TOML")])
+    ("=", "is not valid TOML")])
 def test_fleet_files(run_path: Path, tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(content)
