@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from anybit.errors import RunError
-from anybit.folder import RunFolder
+from anybit.folder import Follower, RunFolder
 
 
 @pytest.fixture
@@ -33,3 +33,19 @@ def test_a_second_owner_is_refused_until_the_first_lets_go(folder: RunFolder) ->
         pass
     with RunFolder(folder.path).locked():
         pass
+
+
+def test_a_follower_leaves_the_writers_files_alone(tmp_path: Path) -> None:
+    """Another rank's half-written file, and every method that writes."""
+    written = RunFolder.create(tmp_path / "run", {}, {})
+    half = tmp_path / "run/checkpoints/.round-000001.safetensors.abcd1234"
+    half.write_bytes(b"half")
+    before = {p: p.read_bytes() for p in written.path.rglob("*") if p.is_file()}
+    follower = Follower(written.path)
+    with follower.locked():
+        follower.tidy()
+        follower.append("metrics", {"round": 1})
+        follower.save_evaluation({})
+    assert {p: p.read_bytes() for p in written.path.rglob("*") if p.is_file()} == before
+    written.tidy()
+    assert not half.exists()

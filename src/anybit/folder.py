@@ -265,12 +265,16 @@ class Follower(RunFolder):
 
     def rewind_logs(self, checkpoint: Checkpoint) -> None: ...
 
+    def tidy(self) -> None: ...
+
     def save_split(self, split: Sequence[np.ndarray]) -> None: ...
 
     def save_checkpoint(self, round: int, state: State, table: StepTable) -> Path:
         return self.path
 
     def save_result(self, w: Mapping[str, Tensor], table: StepTable, evaluation: Mapping[str, Any]) -> None: ...
+
+    def save_evaluation(self, evaluation: Mapping[str, Any]) -> None: ...
 
 
 def fitting(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
