@@ -1,9 +1,10 @@
 """Speed on one GPU: a local SGD step of 10 clients × 64 CIFAR-sized images, by the ways to execute it.
 
-    python -m benchmarks.gpu results/performance/gpu.json
+    python benchmarks/gpu.py results/performance/gpu.json
 
 Ways are timed in turns (one round of each, then again), so that a machine's mood hits all of them; the median counts.
-The plain loop is what a script without a simulator does: module, optimizer, backward, one client after another.
+The plain loop is what a script without a simulator does: module, optimizer, backward, one client after another. A
+peer that is not installed is left out, with its error (pfl 0.6.0 has to be on the path).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import argparse
 import copy
 import json
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,13 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from peers import SIDE, Contestant
 from torch import nn
 
 from anybit.config import ClientOptions, ComputeOptions, Config, Precision
 from anybit.data.examples import Data, Examples, Pipeline
 from anybit.engines import Engine, Sequential, Stacked
 from anybit.environment import environment
-from anybit.federated.cohort import join
 from anybit.lockstep import Runs
 from anybit.models import lenet5, resnet20
 from anybit.run import Task, Training
@@ -40,12 +43,12 @@ COPY_TB, MATRIX_TFLOP = 4.3, 780.0
 """What an H200 reaches: a device-to-device copy (bytes read and written), a large bf16 matrix product."""
 
 
-def task(network: str, variant: Variant) -> Task:
+def task(network: str, variant: Variant, test: int = 500) -> Task:
     draw = torch.Generator().manual_seed(0)
     size = CLIENTS * BATCH * STEPS
     images = torch.randint(0, 256, (size, 3, 32, 32), dtype=torch.uint8, generator=draw)
     labels = torch.randint(0, 10, (size,), generator=draw)
-    data = Data(Examples(images, labels), Examples(images[:500], labels[:500]), Pipeline((0.5,) * 3, (0.25,) * 3))
+    data = Data(Examples(images, labels), Examples(images[:test], labels[:test]), Pipeline((0.5,) * 3, (0.25,) * 3))
     torch.manual_seed(0)
     return Task(NETWORKS[network](), variant, data, np.split(np.arange(size), CLIENTS))
 
@@ -66,20 +69,19 @@ def of_engine(network: str, engine: Engine, variant: Variant = baseline(), preci
     return round
 
 
-def side_by_side(network: str, runs: int, precision: Precision) -> Callable[[], None]:
+def side_by_side(network: str, runs: int, precision: Precision, compiled: bool = True) -> Callable[[], None]:
     """One round of several runs in one program, without logs and evaluation."""
     trainings = []
     for _ in range(runs):
         run = Training(task(network, mqat()), Config(cohort=CLIENTS, rounds=1000, client=ClientOptions(batch_size=BATCH),
                                                      device="cuda", engine="stacked",
-                                                     compute=ComputeOptions(precision=precision)))
+                                                     compute=ComputeOptions(precision=precision, compile=compiled)))
         run.begin()
         trainings.append(run)
     stacked = Runs(trainings)
-    inputs = (stacked.steps, join(stacked.cohorts), stacked.weighting())
 
     def round() -> None:
-        stacked.state, _ = stacked.program(stacked.state, inputs)
+        stacked.state, _ = stacked.program(stacked.state, stacked.inputs)
     return round
 
 
@@ -103,6 +105,19 @@ def plain_loop(network: str) -> Callable[[], None]:
     return round
 
 
+def pfl(network: str) -> Callable[[], None]:
+    """The same work by pfl's simulation, in a process of its own, its data on the card."""
+    peer = Contestant("pfl 0.6.0", [sys.executable, str(SIDE / "pfl_run.py"), network, "1", "cuda"])
+    peer.start(Path(tempfile.gettempdir()) / f"pfl-{network}.log", CLIENTS, BATCH * STEPS)
+
+    def round() -> None:
+        peer.round()
+        if peer.error:
+            raise RuntimeError(peer.error)
+    round()
+    return round
+
+
 def ways(network: str) -> dict[str, Callable[[], Callable[[], None]]]:
     def stacked(**options: bool) -> Stacked:
         return Stacked(CLIENTS, **options)
@@ -112,6 +127,7 @@ def ways(network: str) -> dict[str, Callable[[], Callable[[], None]]]:
 
     return {
         "plain loop, eager": lambda: plain_loop(network),
+        "pfl 0.6.0": lambda: pfl(network),
         "sequential engine, eager": lambda: of_engine(network, Sequential()),
         "stacked, eager": lambda: of_engine(network, stacked(), kernels=False),
         "stacked, captured": lambda: of_engine(network, stacked(captured=True), kernels=False),
@@ -136,14 +152,22 @@ def milliseconds(round: Callable[[], None]) -> float:
 
 
 def measure(network: str, repetitions: int, only: str) -> dict[str, Any]:
-    prepared, out = {}, {}
+    prepared: dict[str, Callable[[], None]] = {}
+    out: dict[str, Any] = {}
     for name, make in ways(network).items():
         if only not in name:
             continue
         started = time.perf_counter()
         torch.cuda.reset_peak_memory_stats()
-        prepared[name] = make()
-        first = milliseconds(prepared[name]) * STEPS / 1000
+        try:
+            round = make()
+            first = milliseconds(round) * STEPS / 1000
+        except RuntimeError as error:
+            if "pfl" not in name:
+                raise
+            out[name] = {"error": str(error)}
+            continue
+        prepared[name] = round
         out[name] = {"start_seconds": time.perf_counter() - started, "first_round_seconds": first,
                      "peak_gib": torch.cuda.max_memory_allocated() / 2**30}
         print(f"{network}: {name}: ready after {out[name]['start_seconds']:.1f} s", flush=True)

@@ -45,11 +45,11 @@ class Contestant:
     error: str = ""
     samples: int = 0
 
-    def start(self, log: Path, clients: int) -> None:
+    def start(self, log: Path, clients: int, images: int = IMAGES) -> None:
         source = str(Path(__file__).parents[1] / "src")
-        paths = os.pathsep.join([source, str(SIDE)])
-        variables = {**os.environ, "PYTHONPATH": paths, "CLIENTS": str(clients)}
-        self.samples = clients * IMAGES
+        paths = os.pathsep.join([source, str(SIDE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        variables = {**os.environ, "PYTHONPATH": paths, "CLIENTS": str(clients), "IMAGES": str(images)}
+        self.samples = clients * images
         self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         stderr=open(log, "w"), env=variables, start_new_session=True)  # noqa: SIM115
         self.log = log

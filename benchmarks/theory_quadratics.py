@@ -131,7 +131,7 @@ def simulate(problem: Problem, variants: Sequence[Variant], eta_c: float, rounds
     for t in range(rounds):
         picks = generator(0, "batches", t).integers(size, size=(CLIENTS, LOCAL_STEPS))
         split = list(picks + size * np.arange(CLIENTS)[:, None])
-        cohort = build_cohort(0, t, range(CLIENTS), [Width(FLOAT, FLOAT)] * CLIENTS, split, 1, 1, torch.device("cpu"))
+        cohort = build_cohort(0, t, range(CLIENTS), [Width(FLOAT, FLOAT)] * CLIENTS, split, 1, 1)
         drawn = {v: v.widths_of(0, t, cohort.clients) for v in set(variants)}
         widths = torch.tensor([drawn[v] for v in variants])
         keys = cohort.keys + torch.arange(len(variants))[:, None]

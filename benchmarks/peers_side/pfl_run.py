@@ -1,4 +1,4 @@
-"""pfl-research: python pfl_run.py MODEL THREADS, or under torchrun for several processes."""
+"""pfl-research: python pfl_run.py MODEL THREADS [DEVICE], or under torchrun for several processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import work
 
-os.environ["PFL_PYTORCH_DEVICE"] = "cpu"
+os.environ["PFL_PYTORCH_DEVICE"] = sys.argv[3] if len(sys.argv) > 3 else "cpu"
 
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
@@ -23,13 +23,14 @@ from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 
+DEVICE = os.environ["PFL_PYTORCH_DEVICE"]
 LEADS = int(os.environ.get("RANK", "0")) == 0
 trained = [0]
 
 
 def module(name: str) -> Any:
     """The model with the two functions that pfl asks for."""
-    model = work.torch_model(name)
+    model = work.torch_model(name).to(DEVICE)
 
     def loss(x: Any, y: Any, eval: bool = False) -> Any:
         trained[0] += len(y)
@@ -63,6 +64,8 @@ class Paced(TrainingProcessCallback):
         if "RANK" in os.environ:
             torch.distributed.all_reduce(samples)
         trained[0] = 0
+        if DEVICE != "cpu":
+            torch.cuda.synchronize()
         if LEADS:
             self.timer.done(int(samples.item()))
         return self.wait(), Metrics()
@@ -71,10 +74,10 @@ class Paced(TrainingProcessCallback):
 def main() -> None:
     torch.set_num_threads(int(sys.argv[2]))
     np.random.seed(1)
-    x, y = (torch.from_numpy(a) for a in work.data())
+    x, y = (torch.from_numpy(a).to(DEVICE) for a in work.data())
 
     def user(i: int) -> Dataset:
-        order = torch.randperm(work.IMAGES)
+        order = torch.randperm(work.IMAGES, device=DEVICE)
         return Dataset(raw_data=[x[i][order], y[i][order]])
 
     model = module(sys.argv[1])

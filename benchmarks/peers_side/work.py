@@ -1,5 +1,7 @@
 """The work that everybody does: 10 clients × 500 images of CIFAR's shape, batch 64, one local epoch, SGD 0.05.
 
+The variables CLIENTS and IMAGES make it another number.
+
 Rounds are started by a line on stdin and answered by a line of JSON on stdout, so that one orchestrator can let all
 contestants take turns on the same machine.
 """
@@ -15,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-CLIENTS, IMAGES, BATCH, LR = int(os.environ.get("CLIENTS", "10")), 500, 64, 0.05
+CLIENTS, IMAGES = int(os.environ.get("CLIENTS", "10")), int(os.environ.get("IMAGES", "500"))
+BATCH, LR = 64, 0.05
 _OUT = os.dup(1)
 
 

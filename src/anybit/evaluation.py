@@ -97,13 +97,20 @@ class Evaluator:
             return {str(width): self._pass(w, table, [width])[0] for width in widths}
         return dict(zip(map(str, widths), self._pass(w, table, widths), strict=True))
 
+    def _rounded(self, widths: Sequence[Width]) -> nn.Module:
+        """The model with those sites rounded that some of the widths rounds."""
+        kinds = tuple(any(bits != FLOAT for bits in each) for each in zip(*widths, strict=True))
+        if kinds not in self._prepared:
+            weights, activations = (rounding if kind else None for kind in kinds)
+            self._prepared[kinds] = prepare(self.model, weights, activations, self.sites).eval()
+            if self.kernels:
+                use_kernels(self._prepared[kinds])
+        return self._prepared[kinds]
+
     @cached_property
-    def _rounded(self) -> nn.Module:
-        """The model with every site rounded; made once, because a copy of a deep model takes longer than a pass."""
-        prepared = prepare(self.model, rounding, rounding, self.sites).eval()
-        if self.kernels:
-            use_kernels(prepared)
-        return prepared
+    def _prepared(self) -> dict[tuple[bool, ...], nn.Module]:
+        """Made once each, because a copy of a deep model takes longer than a pass."""
+        return {}
 
     @cached_property
     def _plain(self) -> nn.Module:
@@ -113,11 +120,11 @@ class Evaluator:
     def _pass(self, w: Tensors, table: StepTable, widths: Sequence[Width]) -> list[Score]:
         test, device = self.data.test, self.data.test.x.device
         ones, zero = torch.ones(1, device=device), torch.zeros((), dtype=torch.int64, device=device)
-        bits = torch.tensor(widths, device=device)
+        bits, model = torch.tensor(widths, device=device), self._rounded(widths)
 
         def outputs(width: Tensor, x: Tensor) -> Tensor:
-            buffers = bind(self._rounded, table.steps, width, rows=ones, key=zero, count=zero)
-            out: Tensor = torch.func.functional_call(self._rounded, (dict(w), buffers), (x,))
+            buffers = bind(model, table.steps, width, rows=ones, key=zero, count=zero)
+            out: Tensor = torch.func.functional_call(model, (dict(w), buffers), (x,))
             return out
 
         total, start, size = torch.zeros(len(widths), 2, dtype=torch.float64, device=device), 0, self.batch_size

@@ -77,21 +77,26 @@ class Runs:
         self.state = State(_stack([t.state.w for t in self.trainings]), _stack([t.state.optimizer for t in self.trainings]))
         self.steps = _stack([t.table.steps for t in self.trainings])
         self.program = lead.engine.prepare(_round(lead, lead.client_step()))
-        self.cohorts = [t.cohort(t.round) for t in self.trainings]
+        self.shares: list[State] = []
+        self.lay_out(0)
 
-    def weighting(self) -> Tensor:
-        return torch.stack([t.weighting(c) for t, c in zip(self.trainings, self.cohorts, strict=True)])
+    def lay_out(self, ahead: int) -> None:
+        """What the runs train on in the round after so many, on the host."""
+        self.cohorts = [t.cohort(t.round + ahead) for t in self.trainings]
+        weighting = torch.stack([t.weighting(c) for t, c in zip(self.trainings, self.cohorts, strict=True)])
+        self.inputs = (self.steps, join(self.cohorts), weighting)
 
     def round(self) -> Iterator[Outcome]:
-        started, cohorts = time.perf_counter(), self.cohorts
-        self.state, losses = self.program(self.state, (self.steps, join(cohorts), self.weighting()))
-        # Laid out while the device is still busy with this round.
-        self.cohorts = [t.cohort(t.round + 1) for t in self.trainings]
-        size = len(cohorts[0].clients)
+        started, cohorts, before = time.perf_counter(), self.cohorts, self.state
+        self.state, losses = self.program(self.state, self.inputs)
+        self.lay_out(1)  # while the device is still busy with this round
+        losses, size = losses.cpu(), len(cohorts[0].clients)
+        if self.state is not before:  # a captured program updates its state in place
+            self.shares = [State(_pick(self.state.w, i), _pick(self.state.optimizer, i)) for i in range(len(cohorts))]
         for i, (training, cohort) in enumerate(zip(self.trainings, cohorts, strict=True)):
             if training in self.going:
-                mine = State(_pick(self.state.w, i), _pick(self.state.optimizer, i))
-                yield from self._advance(training, mine, losses[i * size:(i + 1) * size, :cohort.steps], cohort, started)
+                mine = losses[i * size:(i + 1) * size, :cohort.steps]
+                yield from self._advance(training, self.shares[i], mine, cohort, started)
 
     def _advance(self, training: Training, state: State, losses: Tensor, cohort: Cohort,
                  started: float) -> Iterator[Outcome]:
@@ -118,7 +123,7 @@ def _round(lead: Training, client_step: ClientStep) -> Callable[[State, Any], tu
     servers = engine.compile(torch.func.vmap(server_round))
 
     def round(state: State, inputs: tuple[Tensors, Cohort, Tensor]) -> tuple[State, Tensor]:
-        steps, cohort, weighting = inputs
+        steps, cohort, weighting = inputs[0], inputs[1].to(lead.device), inputs[2].to(lead.device)
         runs, size = weighting.shape
         deltas, losses = engine.stacked(client_update, client_step, _spread(state.w, size), _spread(steps, size), cohort)
         by_run = {n: d.reshape(runs, size, *d.shape[1:]) for n, d in deltas.items()}

@@ -278,7 +278,7 @@ class Training:
         server = replace(self.server, step=self.engine.compile(self.server.step))
 
         def round(state: State, inputs: tuple[Tensors, Cohort, Tensor]) -> tuple[State, Tensor]:
-            steps, cohort, weighting = inputs
+            steps, cohort, weighting = inputs[0], inputs[1].to(self.device), inputs[2].to(self.device)
             combine = combiner(self.config.server)
             if combine is mean_delta:
                 together = functools.partial(self.engine.combine, w=state.w, cohort=cohort)
@@ -292,15 +292,14 @@ class Training:
         clients = sample_cohort(config.sampling, config.seed, round, len(split), config.cohort,
                                 lambda everybody: self.task.variant.widths_of(config.seed, round, everybody))
         widths = self.task.variant.widths_of(config.seed, round, clients)
-        return build_cohort(config.seed, round, clients, widths, split, config.client.batch_size, config.client.epochs,
-                            self.device)
+        return build_cohort(config.seed, round, clients, widths, split, config.client.batch_size, config.client.epochs)
 
     def weighting(self, cohort: Cohort) -> Tensor:
         return client_weighting(cohort, self.config.weighting == "examples")
 
     def _mean_loss(self, losses: Tensor, cohort: Cohort) -> float:
         """Mean over the real steps of the cohort; a loss that is not finite ends the run by name."""
-        real = cohort.rows.amax(2)
+        losses, real = losses.cpu(), cohort.rows.amax(2).cpu()
         if not bool(torch.isfinite(losses).all()):
             i, k = (int(n) for n in (~torch.isfinite(losses)).nonzero()[0])
             raise Diverged(f"the loss is {float(losses[i, k])} in round {cohort.round + 1}, client {cohort.clients[i]}, "

@@ -86,7 +86,7 @@ class Probe:
     def batches(self, client: int) -> list[Batch]:
         """One epoch of a client."""
         cohort = build_cohort(self.config.seed, 0, [client], [Width(FLOAT, FLOAT)], self.task.split,
-                              self.config.client.batch_size, 1, self.device)
+                              self.config.client.batch_size, 1).to(self.device)
         return cohort.batches(0)
 
     def view(self, w: Tensors, client: int) -> ClientView:

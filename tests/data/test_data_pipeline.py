@@ -85,7 +85,7 @@ def test_every_engine_trains_on_the_same_augmented_images(images: Tensor) -> Non
     state, table = training.state, training.table
     step = training.client_step()
     widths = [Width(4, 32), Width(2, 32), Width(32, 32), Width(8, 32)]
-    cohort = build_cohort(1, 0, range(4), widths, split, 4, 2, torch.device("cpu"))
+    cohort = build_cohort(1, 0, range(4), widths, split, 4, 2)
     assert len(cohort.segments()) > 1
     reference, losses = gathered(ENGINES["sequential"], step, state.w, table.steps, cohort)
     stacked, stacked_losses = gathered(ENGINES["stacked"], step, state.w, table.steps, cohort)

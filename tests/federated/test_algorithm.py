@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 def cohort_of(sizes: list[int], widths: list[Width], batch_size: int = 2) -> Cohort:
     starts = np.cumsum([0, *sizes])
     split = [np.arange(a, b) for a, b in itertools.pairwise(starts)]
-    return build_cohort(1, 0, range(len(sizes)), widths, split, batch_size, 1, CPU)
+    return build_cohort(1, 0, range(len(sizes)), widths, split, batch_size, 1)
 
 
 def quadratic(w: object, steps: object, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:

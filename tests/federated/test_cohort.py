@@ -32,7 +32,7 @@ def test_every_client_comes_up_equally_often() -> None:
 def test_an_epoch_shows_every_example_once(sizes: list[int], batch_size: int, epochs: int) -> None:
     starts = np.cumsum([0, *sizes])
     split = [np.arange(a, b) for a, b in itertools.pairwise(starts)]
-    cohort = build_cohort(1, 2, range(len(sizes)), [Width(32, 32)] * len(sizes), split, batch_size, epochs, CPU)
+    cohort = build_cohort(1, 2, range(len(sizes)), [Width(32, 32)] * len(sizes), split, batch_size, epochs)
     for i, examples in enumerate(split):
         batches = cohort.batches(i)
         seen = torch.cat([batch.index for batch in batches]).tolist()
@@ -46,7 +46,7 @@ def test_order_differs_between_rounds_and_clients() -> None:
     split = [np.arange(30), np.arange(30, 60)]
 
     def order(round: int, client: int) -> list[int]:
-        cohort = build_cohort(1, round, [client], [Width(32, 32)], split, 30, 1, CPU)
+        cohort = build_cohort(1, round, [client], [Width(32, 32)], split, 30, 1)
         return [i % 30 for i in cohort.index[0, 0].tolist()]
 
     assert order(0, 0) == order(0, 0)

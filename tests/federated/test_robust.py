@@ -38,7 +38,7 @@ def test_one_liar_of_five_moves_the_mean_but_neither_median_nor_trimmed_mean() -
 
 def test_learned_steps_keep_the_mean_over_those_that_trained_at_them() -> None:
     split = [np.arange(3)] * 2
-    cohort = build_cohort(1, 0, [0, 1], [Width(2, 32), Width(4, 32)], split, 3, 1, CPU)
+    cohort = build_cohort(1, 0, [0, 1], [Width(2, 32), Width(4, 32)], split, 3, 1)
     deltas = {"w": torch.tensor([[1.0], [3.0]]), "log_step/a.weight_quantizer": torch.ones(2, 7)}
     weighting = torch.tensor([0.5, 0.5])
     parts = [(slice(i, i + 1), {n: d[i:i + 1] for n, d in deltas.items()}, torch.ones(1, 3)) for i in range(2)]

@@ -24,7 +24,7 @@ def deltas_by_engine(run: Training, widths: list[Width]) -> dict[str, tuple[dict
     run.begin()
     state, table = run.state, run.table
     step = run.client_step()
-    cohort = build_cohort(1, 3, range(len(SIZES)), widths, run.task.split, 4, 2, torch.device("cpu"))
+    cohort = build_cohort(1, 3, range(len(SIZES)), widths, run.task.split, 4, 2)
     return {name: gathered(engine, step, state.w, table.steps, cohort) for name, engine in ENGINES.items()}
 
 
@@ -95,7 +95,7 @@ def test_same_draws_whatever_the_cohort_around_a_client() -> None:
 
     def delta(clients: list[int], engine: str) -> Tensor:
         widths = [Width(2, 2)] * len(clients)
-        cohort = build_cohort(1, 3, clients, widths, run.task.split, 4, 2, torch.device("cpu"))
+        cohort = build_cohort(1, 3, clients, widths, run.task.split, 4, 2)
         deltas, _ = gathered(ENGINES[engine], step, state.w, table.steps, cohort)
         return deltas["conv2.weight"][clients.index(1)]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from anybit.errors import DataError, MissingExtra
 from anybit.federated.cohort import build_cohort, sample_clients
@@ -56,8 +55,7 @@ def padding(split: Sequence[np.ndarray], cohort: int, batch_size: int, epochs: i
     shares = []
     for round in range(_ROUNDS):
         clients = sample_clients(seed, round, len(split), cohort)
-        built = build_cohort(seed, round, clients, [Width(FLOAT, FLOAT)] * cohort, split, batch_size, epochs,
-                             torch.device("cpu"))
+        built = build_cohort(seed, round, clients, [Width(FLOAT, FLOAT)] * cohort, split, batch_size, epochs)
         shares.append((built.padding_share(), built.padding_share(segmented=False)))
     mean = np.mean(shares, 0)
     return {"padding": float(mean[0]), "padded_to_largest": float(mean[1])}

@@ -32,8 +32,8 @@ class Compiled:
 class Captured:
     """A round as a CUDA graph per shape of its cohort. The state lives in fixed buffers and is updated in place.
 
-    round(state, inputs) → (state, losses), all of them tensors in any nesting. The state that a call returns is
-    overwritten by the next call: who keeps it, copies it.
+    round(state, inputs) → (state, losses), all of them tensors in any nesting; inputs may lie on the host. The state that
+    a call returns is overwritten by the next call: who keeps it, copies it.
     """
 
     def __init__(self, round: Callable[[Any, Any], tuple[Any, Tensor]]) -> None:
@@ -47,7 +47,8 @@ class Captured:
         leaves, spec = pytree.tree_flatten(inputs)
         key = tuple((t.shape, t.dtype) for t in leaves)
         if key not in self.programs:
-            self.programs[key] = self._capture([t.clone() for t in leaves], spec)
+            device = pytree.tree_leaves(self.state)[0].device
+            self.programs[key] = self._capture([t.to(device, copy=True) for t in leaves], spec)
         graph, fixed, losses = self.programs[key]
         torch._foreach_copy_(fixed, leaves)
         graph.replay()

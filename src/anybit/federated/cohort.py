@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -66,6 +66,12 @@ class Cohort:
                        tuple(self.examples[i] for i in clients), self.width_bits[each], self.index[each],
                        self.rows[each], self.keys[each])
         return every.part(slice(0, len(clients)))
+
+    def to(self, device: torch.device) -> Cohort:
+        if self.index.device == device:
+            return self
+        return replace(self, width_bits=self.width_bits.to(device), index=self.index.to(device), rows=self.rows.to(device),
+                       keys=self.keys.to(device))
 
     @property
     def steps(self) -> int:
@@ -137,21 +143,29 @@ def sample_clients(seed: int, round: int, clients: int, size: int) -> tuple[int,
 
 
 def build_cohort(seed: int, round: int, clients: Sequence[int], widths: Sequence[Width],
-                 split: Sequence[np.ndarray] | Mapping[int, np.ndarray], batch_size: int, epochs: int,
-                 device: torch.device) -> Cohort:
-    """Draw every client's batch order and lay the batches out as (client, step, row), padded to the longest client."""
-    orders = []
-    for client in clients:
-        draw = generator(seed, "order", round, client)
-        orders.append([np.array_split(order, range(batch_size, len(order), batch_size))
-                       for order in (split[client][draw.permutation(len(split[client]))] for _ in range(epochs))])
-    plans = [[batch for epoch in epochs_of for batch in epoch] for epochs_of in orders]
-    shape = (len(clients), max(map(len, plans)), max(len(batch) for plan in plans for batch in plan))
+                 split: Sequence[np.ndarray] | Mapping[int, np.ndarray], batch_size: int, epochs: int) -> Cohort:
+    """Draw every client's batch order and lay the batches out as (client, step, row), padded to the longest client.
+
+    On the host, where it can be done while a device is busy with the round before.
+    """
+    longest = max(len(split[client]) for client in clients)
+    width = min(batch_size, longest)
+    shape = (len(clients), epochs, -(-longest // width), width)
     index, rows = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
-    for i, plan in enumerate(plans):
-        for k, batch in enumerate(plan):
-            index[i, k, :len(batch)], rows[i, k, :len(batch)] = batch, 1
+    for i, client in enumerate(clients):
+        draw, own = generator(seed, "order", round, client), split[client]
+        for epoch in range(epochs):
+            index[i, epoch].reshape(-1)[:len(own)] = own[draw.permutation(len(own))]
+            rows[i, epoch].reshape(-1)[:len(own)] = 1
     keys = [key(seed, "client", round, client) for client in clients]
-    return Cohort(round, tuple(clients), tuple(widths), tuple(len(split[c]) for c in clients),
-                  torch.tensor(widths, device=device), torch.from_numpy(index).to(device),
-                  torch.from_numpy(rows).to(device), torch.tensor(keys, device=device))
+    index, rows = _without_gaps(index, rows) if epochs > 1 else (index[:, 0], rows[:, 0])
+    return Cohort(round, tuple(clients), tuple(widths), tuple(len(split[c]) for c in clients), torch.tensor(widths),
+                  torch.from_numpy(index), torch.from_numpy(rows), torch.tensor(keys))
+
+
+def _without_gaps(index: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(client, epoch, step, row) → (client, step, row): a short client's next epoch follows at once, its padding last."""
+    clients, epochs, steps, width = index.shape
+    index, rows = index.reshape(clients, epochs * steps, width), rows.reshape(clients, epochs * steps, width)
+    order = np.argsort(rows[:, :, 0] == 0, 1, kind="stable")[:, :, None]
+    return np.take_along_axis(index, order, 1), np.take_along_axis(rows, order, 1)

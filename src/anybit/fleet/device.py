@@ -50,7 +50,7 @@ class LocalTraining(Training):
         """The client's part of a round: its delta, and the loss of every step."""
         config = self.config
         cohort = build_cohort(config.seed, round, [client], [width], {client: np.arange(len(self.data.train))},
-                              config.client.batch_size, config.client.epochs, self.device)
+                              config.client.batch_size, config.client.epochs).to(self.device)
         self.state, self.table = state, table
         ((_, deltas, losses),) = self.engine.map_clients(client_update, self.client_step(), state.w, table.steps, cohort)
         return {name: delta[0] for name, delta in deltas.items()}, losses[0]

@@ -90,10 +90,6 @@ def _sizes(x: Tensor) -> dict[str, int]:
             "BC": max(16, int(triton.next_power_of_2(channels)))}
 
 
-def _warps(sizes: dict[str, int]) -> int:
-    return 8 if sizes["BP"] * sizes["BC"] > 4096 else 4
-
-
 def _norm_relu(x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, groups: int,
                eps: float) -> tuple[Tensor, Tensor]:
     """(y, moments (client, image, 2, channel)); γ and β (client, channel)."""
@@ -103,7 +99,7 @@ def _norm_relu(x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, 
     sizes = _sizes(x)
     _forward_kernel[(x.shape[0] * x.shape[1],)](
         x, x if shortcut is None else shortcut, gamma.contiguous(), beta.contiguous(), y, moments, x.shape[3] * x.shape[4],
-        eps, GROUPS=groups, HAS_SHORTCUT=shortcut is not None, num_warps=_warps(sizes), **sizes)
+        eps, GROUPS=groups, HAS_SHORTCUT=shortcut is not None, num_warps=4, **sizes)
     return y, moments
 
 
@@ -115,7 +111,7 @@ def _norm_relu_grad(dy: Tensor, y: Tensor, x: Tensor, moments: Tensor, gamma: Te
     sizes = _sizes(x)
     _backward_kernel[(x.shape[0] * x.shape[1],)](
         dy, y, x, moments.contiguous(), gamma.contiguous(), dx, dshortcut, sums, x.shape[3] * x.shape[4], GROUPS=groups,
-        HAS_SHORTCUT=has_shortcut, num_warps=_warps(sizes), **sizes)
+        HAS_SHORTCUT=has_shortcut, num_warps=min(16, max(4, sizes["BP"] * sizes["BC"] // 1024)), **sizes)
     return dx, dshortcut, sums
 
 

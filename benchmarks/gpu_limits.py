@@ -1,0 +1,114 @@
+"""What else a GPU run costs: evaluation beside training, growth with cohort and runs, and a cohort that does not fit.
+
+    python benchmarks/gpu_limits.py results/performance/gpu-limits.json
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gpu import CLIENTS, STEPS, milliseconds, of_engine, side_by_side, task
+
+from anybit.config import ClientOptions, ComputeOptions, Config, Precision
+from anybit.data.examples import Data, Examples
+from anybit.engines import Stacked
+from anybit.environment import environment
+from anybit.models import lenet5, resnet18
+from anybit.run import Task, Training, Watch
+from anybit.variants import Variant, baseline, mqat
+
+CADENCE = 100
+"""Rounds between two evaluations, by default."""
+
+
+def median_ms(what: Callable[[], Any], repetitions: int = 5) -> float:
+    """Of one call, after two to warm up."""
+    for _ in range(2):
+        what()
+    return statistics.median(milliseconds(what) * STEPS for _ in range(repetitions))
+
+
+def evaluation(network: str, variant: Variant, precision: Precision) -> dict[str, float]:
+    """One evaluation at six widths on 10,000 images, beside the rounds between two of them."""
+    config = Config(cohort=CLIENTS, device="cuda", compute=ComputeOptions(precision=precision))
+    run = Training(task(network, variant, test=10_000), config)
+    run.begin()
+    one = median_ms(lambda: run.evaluator.own(run.state.w, run.table))
+    engine = Stacked(CLIENTS, compiled=True, captured=True)
+    round = median_ms(of_engine(network, engine, variant, precision))
+    return {"evaluation_ms": one, "round_ms": round, "share": one / (CADENCE * round)}
+
+
+def cohorts(sizes: tuple[int, ...] = (10, 30, 100, 300, 1000)) -> list[dict[str, float]]:
+    """A round of LeNet-5 clients with 128 images each, captured."""
+    rows = []
+    for size in sizes:
+        run = Training(_clients(lenet5(), size, 128, 32), _config(size))
+        run.begin()
+        program, cohort, state = run.engine.prepare(run._round(run.client_step())), run.cohort(0), run.state
+        inputs = (run.table.steps, cohort, run.weighting(cohort))
+        torch.cuda.reset_peak_memory_stats()
+        rows.append({"cohort": size, "ms": median_ms(lambda: program(state, inputs)),  # noqa: B023
+                     "peak_gib": torch.cuda.max_memory_allocated() / 2**30})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def runs(counts: tuple[int, ...] = (1, 2, 4, 8)) -> list[dict[str, float]]:
+    """A round of several ResNet-20 runs side by side, bfloat16, captured."""
+    rows = []
+    for count in counts:
+        torch.cuda.reset_peak_memory_stats()
+        ms = median_ms(side_by_side("resnet20", count, "bf16", compiled=False))
+        rows.append({"runs": count, "ms": ms, "ms_per_run": ms / count,
+                     "peak_gib": torch.cuda.max_memory_allocated() / 2**30})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def too_large(cohort: int = 100) -> dict[str, Any]:
+    """Two rounds of 100 ResNet-18 clients on 64×64 images: more than the card holds at once."""
+    said: list[str] = []
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    run = Training(_clients(resnet18(classes=200), cohort, 64, 64), _config(cohort), Watch(on_message=said.append))
+    started = time.perf_counter()
+    run.train()
+    return {"cohort": cohort, "messages": said, "chunk": run.engine.chunk if isinstance(run.engine, Stacked) else None,
+            "peak_gib": torch.cuda.max_memory_allocated() / 2**30, "seconds": time.perf_counter() - started}
+
+
+def _config(cohort: int) -> Config:
+    return Config(cohort=cohort, rounds=2, client=ClientOptions(batch_size=64), device="cuda", engine="stacked")
+
+
+def _clients(model: torch.nn.Module, clients: int, images: int, side: int) -> Task:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (clients * images, 3, side, side), dtype=torch.uint8, generator=draw)
+    y = torch.randint(0, 10, (len(x),), generator=draw)
+    return Task(model, mqat(), Data(Examples(x, y), Examples(x[:500], y[:500])), np.split(np.arange(len(x)), clients))
+
+
+def main() -> None:
+    result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "environment": environment()}
+    fastest: dict[str, Precision] = {"resnet20": "bf16", "lenet5": "tf32"}
+    result["evaluation"] = {f"{network} {variant.name} {precision}": evaluation(network, variant, precision)
+                            for network, precision in fastest.items() for variant in (baseline(), mqat())}
+    print(json.dumps(result["evaluation"], indent=1), flush=True)
+    result |= {"cohorts": cohorts(), "runs": runs(), "too large": too_large()}
+    print(result["too large"])
+    path = Path(sys.argv[1])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
