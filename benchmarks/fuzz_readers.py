@@ -6,11 +6,12 @@ import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from fuzz import Reader
-from mutate import mutate_bytes, mutate_json, mutate_lines, mutate_safetensors, mutate_toml
+from mutate import Mutate, mutate_bytes, mutate_json, mutate_lines, mutate_safetensors, mutate_toml
 from torch import nn
 
 import anybit
@@ -21,10 +22,12 @@ from anybit.config import Config, from_recipe
 from anybit.data import cache, sources
 from anybit.data.cache import Manifest
 from anybit.data.examples import Data, as_examples, check_split
+from anybit.errors import RunError
 from anybit.export.archive import FORMAT, read_archive
 from anybit.export.fleet import read_fleet
 from anybit.export.packing import pack
 from anybit.folder import RunFolder
+from anybit.quant.grid import Width
 from anybit.quant.ranges import StepTable
 from anybit.report import accuracy_table, read_runs
 from anybit.report.paper import compare
@@ -33,7 +36,7 @@ from anybit.results import read_results, write_results
 from anybit.run import Task, Training
 from anybit.schema import plain, read
 from anybit.sweep import SweepFolder, groups, plan
-from anybit.tensors import read_json, save
+from anybit.tensors import read_json, save, to_bytes
 
 FLEET = """[[device]]
 name = "phone"
@@ -202,8 +205,61 @@ def _of_run(name: str, home: Path) -> Reader:
     return Reader(folder.file(name), mutate_json if name.endswith(".json") else mutate_lines, look)
 
 
+def _answer(file: Path, mutate: Mutate, values: Callable[[], dict[str, Any]], delta: Callable[[], bytes],
+            bits: int) -> Reader:
+    """What the server does with the answer of a device. Flower hands over values of plain types and bytes."""
+    from anybit.fleet.checks import check_update
+    from anybit.fleet.exchange import Reply
+    from anybit.fleet.flower import Array, ArrayRecord, ConfigRecord, RecordDict
+    from anybit.fleet.options import FleetOptions
+    from anybit.fleet.wire import FORMAT, KEY, Refused
+
+    def look() -> None:
+        data = delta()
+        try:
+            record = ConfigRecord(values())
+        except (TypeError, ValueError):
+            raise RunError("Flower does not make a message of it") from None
+        content = RecordDict({"answer": record, "delta": ArrayRecord({KEY: Array("uint8", (len(data),), FORMAT, data)})})
+        try:
+            check_update(Reply(3, content, "", False, len(data)), 7, Width(4, 32), _weights(),
+                         FleetOptions(uplink_bits=bits, norm_bound=10.0))
+        except Refused as error:
+            raise RunError(str(error)) from None
+    return Reader(file, mutate, look)
+
+
+_VALUES: dict[str, Any] = {"client": 3, "round": 7, "examples": 24, "seconds": 0.5, "width": "W4", "losses": [0.5, 0.25],
+                           "score": 50.0}
+
+
+def _weights() -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in _model().named_parameters()}
+
+
+def delta(bits: int, home: Path) -> Reader:
+    """The tensors of an answer."""
+    from anybit.fleet.traffic import round_delta
+
+    file = home / "answer/delta.safetensors"
+    file.parent.mkdir()
+    small = {name: 0.01 * p for name, p in _weights().items()}
+    file.write_bytes(to_bytes(small if bits == 32 else round_delta(small, bits, 1), {}))
+    return _answer(file, mutate_safetensors, lambda: _VALUES, file.read_bytes, bits)
+
+
+def answer(home: Path) -> Reader:
+    """The values of an answer."""
+    file = home / "answer/values.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps(_VALUES))
+    whole = to_bytes({name: 0.01 * p for name, p in _weights().items()}, {})
+    return _answer(file, mutate_json, lambda: dict(read_json(file)), lambda: whole, 32)
+
+
 READERS: dict[str, Callable[[Path], Reader]] = {
     "recipe": recipe, "config": config, "checkpoint": checkpoint, "steps": steps, "archive": archive, "manifest": manifest,
     "npy": npy, "split": split, "fleet": fleet, "results": results, "sweep": sweep,
     "evaluation": functools.partial(_of_run, "evaluation.json"), "metrics": functools.partial(_of_run, "metrics.jsonl"),
-    "timing": functools.partial(_of_run, "timing.jsonl")}
+    "timing": functools.partial(_of_run, "timing.jsonl"), "answer": answer, "delta": functools.partial(delta, 32),
+    "delta4": functools.partial(delta, 4)}

@@ -56,6 +56,19 @@ def test_evaluation_logs_kurtosis_and_saturation_of_every_layer(mlp: nn.Module, 
     assert evaluations[-1]["layers_at"] == "W2"
 
 
+def test_evaluations_on_the_way_are_in_the_precision_of_the_training_and_the_grid_is_exact(
+        mlp: nn.Module, clients: list[Arrays], held_out: Arrays) -> None:
+    result = anybit.fit(mlp, clients, held_out, anybit.baseline(), rounds=1, cohort=2,
+                        compute=anybit.ComputeOptions(precision="bf16"))
+    on_the_way = result.metrics[-1]["evaluation"]["scores"]["FP32"]["loss"]
+    at_the_end = result.evaluation["grid"]["mse"]["FP32"]["loss"]
+    logits = result.model(torch.from_numpy(held_out[0]))
+    exact = float(torch.nn.functional.cross_entropy(logits.detach(), torch.from_numpy(held_out[1])))
+    assert at_the_end == pytest.approx(exact, rel=1e-5)
+    assert on_the_way == pytest.approx(exact, rel=2e-2)
+    assert abs(on_the_way - exact) > 1e-6
+
+
 def test_the_grid_has_all_widths_and_the_rules_that_make_sense(mlp: nn.Module, clients: list[Arrays],
                                                                held_out: Arrays) -> None:
     short = {"rounds": 1, "cohort": 2}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anybit.api import Fitted, Run, evaluate, fit
-    from anybit.config import ClientOptions, Config, EvaluationOptions, RangeOptions
+    from anybit.config import ClientOptions, ComputeOptions, Config, EvaluationOptions, RangeOptions
     from anybit.data.examples import Pipeline
     from anybit.errors import AnybitError
     from anybit.evaluation import Score
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "anybit.api": ("Fitted", "Run", "evaluate", "fit"),
-    "anybit.config": ("ClientOptions", "Config", "EvaluationOptions", "RangeOptions"),
+    "anybit.config": ("ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "RangeOptions"),
     "anybit.data.examples": ("Pipeline",),
     "anybit.errors": ("AnybitError",),
     "anybit.evaluation": ("Score",),
@@ -37,9 +37,9 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "AnybitError", "ClientOptions", "Config", "EvaluationOptions", "Fitted", "Pipeline", "RangeOptions", "Run",
-    "SamplingOptions", "Score", "ServerOptions", "SiteOptions", "StepTable", "Variant", "Width", "apqn", "baseline",
-    "evaluate", "fit", "kure", "mqat", "prepare", "qat", "replace_batchnorm",
+    "AnybitError", "ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "Fitted", "Pipeline",
+    "RangeOptions", "Run", "SamplingOptions", "Score", "ServerOptions", "SiteOptions", "StepTable", "Variant", "Width",
+    "apqn", "baseline", "evaluate", "fit", "kure", "mqat", "prepare", "qat", "replace_batchnorm",
 ]
 
 

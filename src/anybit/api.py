@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from anybit.build import build_task
 from anybit.calibration import calibrated
-from anybit.config import ClientOptions, Component, Config, EngineName, EvaluationOptions, RangeOptions
+from anybit.config import ClientOptions, Component, ComputeOptions, Config, EngineName, EvaluationOptions, RangeOptions
 from anybit.data.examples import Data, Examples, Pipeline, as_examples
 from anybit.environment import environment
 from anybit.errors import ConfigError, DataError, ModelError, RunError
@@ -39,13 +39,13 @@ OBJECT = "<python object>"
 
 def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Variant | None = None, *,
         rounds: int = Config.rounds, cohort: int = Config.cohort, sampling: SamplingOptions = SamplingOptions(),
-        seed: int = Config.seed,
-        weighting: Literal["uniform", "examples"] = Config.weighting,
+        seed: int = Config.seed, weighting: Literal["uniform", "examples"] = Config.weighting,
         client: ClientOptions = ClientOptions(), server: ServerOptions = ServerOptions(),
         sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(),
         evaluation: EvaluationOptions = EvaluationOptions(), pipeline: Pipeline = Pipeline(),
         loss: PerExample = cross_entropy, metric: PerExample = accuracy,
-        engine: EngineName = "auto", device: str = "auto", checkpoint_every: int = Config.checkpoint_every,
+        engine: EngineName = "auto", device: str = "auto", compute: ComputeOptions = ComputeOptions(),
+        checkpoint_every: int = Config.checkpoint_every,
         path: str | Path | None = None, resume: bool = False,
         on_round: Callable[[Progress], None] | None = None) -> Fitted:
     """Train `model` over `clients` so that it can be quantized to every bit-width.
@@ -67,13 +67,14 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
     task = Task(copy.deepcopy(model), variant, Data(train, as_examples(*test, "test data"), pipeline), split, loss, metric)
     config = Config(data=Component(OBJECT), split=Component(OBJECT), model=Component(OBJECT),
                     variant=Component(OBJECT, {"is": variant.name}), rounds=rounds, cohort=cohort,
-                    sampling=sampling, seed=seed,
-                    weighting=weighting, client=client, server=server, sites=sites, ranges=ranges, evaluation=evaluation,
-                    engine=engine, device=device, checkpoint_every=checkpoint_every)
+                    sampling=sampling, seed=seed, weighting=weighting, client=client, server=server, sites=sites,
+                    ranges=ranges, evaluation=evaluation, engine=engine, device=device, compute=compute,
+                    checkpoint_every=checkpoint_every)
     folder = RunFolder.open(Path(path)) if path is not None and resume else None
     if folder:
         stored = read(Config, folder.config())
-        kept = replace(config, engine=stored.engine, threads=stored.threads, compute=stored.compute)
+        kept = replace(config, engine=stored.engine, threads=stored.threads,
+                       compute=replace(compute, convolution=compute.convolution or stored.compute.convolution))
         if plain(kept) != folder.config() or engine not in ("auto", stored.engine):
             raise RunError(f"{path} holds a run with another config: start a new one in another folder")
     training = Training(task, kept if folder else calibrated(config, task),

@@ -107,7 +107,7 @@ class ComputeOptions:
     """How the engine computes. None: chosen for this machine, and then kept in the run."""
 
     precision: Precision = "tf32"
-    """Of products on a GPU: float32 with TF32 matrix units, exact float32, or bfloat16 (autocast). CPUs: float32."""
+    """Of products: float32 with a GPU's TF32 matrix units, exact float32, or bfloat16 (autocast, on CPUs too)."""
     compile: bool | None = None
     """Compile the client step on a GPU; none: when the run is long enough for it to pay."""
     chunk: int | None = None

@@ -53,6 +53,8 @@ class Evaluator:
     metric: PerExample
     kernels: bool = False
     """Whether the GPU's kernels may stand in for the library's."""
+    bf16: bool = False
+    """Whether evaluations on the way compute in bfloat16, as the training does; the grid at the end never does."""
     activation_steps: Callable[[Tensors, RangeRule], StepTable] | None = None
     """Who finds activation steps; none: they are measured here, on `images`."""
 
@@ -91,11 +93,13 @@ class Evaluator:
         return table
 
     @torch.no_grad()
-    def score(self, w: Tensors, table: StepTable, widths: Sequence[Width]) -> dict[str, Score]:
+    def score(self, w: Tensors, table: StepTable, widths: Sequence[Width], bf16: bool = False) -> dict[str, Score]:
         """Loss and metric at every width: on a GPU all widths in one pass over the test set, on a CPU one by one."""
-        if self.data.test.x.device.type != "cuda":
-            return {str(width): self._pass(w, table, [width])[0] for width in widths}
-        return dict(zip(map(str, widths), self._pass(w, table, widths), strict=True))
+        device = self.data.test.x.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
+            if device != "cuda":
+                return {str(width): self._pass(w, table, [width])[0] for width in widths}
+            return dict(zip(map(str, widths), self._pass(w, table, widths), strict=True))
 
     def _rounded(self, widths: Sequence[Width]) -> nn.Module:
         """The model with those sites rounded that some of the widths rounds."""
@@ -125,7 +129,7 @@ class Evaluator:
         def outputs(width: Tensor, x: Tensor) -> Tensor:
             buffers = bind(model, table.steps, width, rows=ones, key=zero, count=zero)
             out: Tensor = torch.func.functional_call(model, (dict(w), buffers), (x,))
-            return out
+            return out.to(x.dtype)
 
         total, start, size = torch.zeros(len(widths), 2, dtype=torch.float64, device=device), 0, self.batch_size
         while start < len(test):
@@ -158,7 +162,7 @@ class Evaluator:
         lowest = min(widths)
         health = layer_health(self._plain, w, self.images, table, lowest)
         return {"steps": self.own_steps,
-                "scores": {name: score._asdict() for name, score in self.score(w, table, widths).items()},
+                "scores": {name: score._asdict() for name, score in self.score(w, table, widths, self.bf16).items()},
                 "layers_at": str(lowest), "layers": {name: h._asdict() for name, h in health.items()}}
 
     def grid(self, w: Tensors, trained: StepTable) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class Training:
         self._check()
         images = calibration_images(self.data, config.ranges.calibration_images, config.seed)
         self.evaluator = Evaluator(self.model, task.variant, config.sites, config.ranges, config.evaluation, self.data,
-                                   images, task.loss, task.metric, self.kernels)
+                                   images, task.loss, task.metric, self.kernels, config.compute.precision == "bf16")
 
     def _check(self) -> None:
         """Everything that can be known to be wrong before the first round."""
