@@ -29,7 +29,7 @@ def cores() -> int:
 
 def environment() -> dict[str, Any]:
     """Versions of what computes, and the machine's kind."""
-    return {"anybit": version("anybit") or "not installed", "python": platform.python_version(),
+    return {"anybit": version("anybit") or "from its sources", "python": platform.python_version(),
             "torch": torch.__version__, "numpy": np.__version__, "system": platform.system(),
             "machine": platform.machine(), "cpu": _cpu_name(), "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),

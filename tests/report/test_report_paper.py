@@ -135,6 +135,17 @@ def test_settings_that_differ_are_said_and_never_averaged(results: list[Result])
     assert [t.columns["baseline"].seeds for t in doubled.tables] == [(1, 2)], "a run that is given twice counts once"
 
 
+def test_every_table_says_what_trains_it_again() -> None:
+    settings = ("evaluation.every=250", "compute.precision=bf16", "evaluation.bits=[32, 2]", "device=cpu", "threads=1")
+    runs = [result(f"{LENET}/{name}", seed, {32: 60.0, 2: 50.0}, overrides=settings)
+            for name, seeds in (("baseline", (1, 2)), ("mqat", (1, 2)), ("kure", (1,))) for seed in seeds]
+    (table,) = compare(runs).tables
+    said = "compute.precision=bf16 evaluation.every=250 'evaluation.bits=[32, 2]'"
+    assert {frozenset(line.split()) for line in paper_text.commands(table)} == {
+        frozenset(f"anybit sweep {LENET}/baseline {LENET}/mqat --seeds 1,2 {said}".split()),
+        frozenset(f"anybit sweep {LENET}/kure --seeds 1 {said}".split())}
+
+
 def test_plots_carry_the_figures(results: list[Result]) -> None:
     regular = [result("paper/cifar10-resnet20/mqat-a", 1, papers("paper/cifar10-resnet20/mqat-a", "mqat")),
                result(f"{LENET}/mqat", 1, papers(f"{LENET}/mqat", "mqat"))]

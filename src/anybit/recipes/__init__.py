@@ -114,7 +114,7 @@ def parse_override(text: str) -> dict[str, Any]:
 
 def as_toml(content: Mapping[str, Any], table: str = "") -> str:
     """Plain data as TOML: values first, then the tables."""
-    lines = [f"{_toml_key(key)} = {_toml_value(value)}" for key, value in content.items() if not isinstance(value, Mapping)]
+    lines = [f"{_toml_key(key)} = {toml_value(value)}" for key, value in content.items() if not isinstance(value, Mapping)]
     for key, value in content.items():
         if isinstance(value, Mapping):
             name = f"{table}.{_toml_key(key)}" if table else _toml_key(key)
@@ -123,14 +123,15 @@ def as_toml(content: Mapping[str, Any], table: str = "") -> str:
 
 
 def _toml_key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else _toml_value(key)
+    return key if _BARE_KEY.fullmatch(key) else toml_value(key)
 
 
-def _toml_value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """One value as TOML writes it."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml_key(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_toml_value, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     # JSON's text, numbers and booleans are valid TOML, but for one character that JSON does not escape.

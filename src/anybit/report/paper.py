@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from anybit.config import from_recipe
 from anybit.errors import RunError
 from anybit.paper import Cell, Claim, Facts, PaperTable, facts, recipe_of
 from anybit.quant.grid import Width
+from anybit.recipes import toml_value
 from anybit.report.tables import flatten
 from anybit.results import Result
 from anybit.schema import plain
@@ -21,6 +23,8 @@ TOLERANCE = 2.0
 
 _HOW = ("seed", "device", "engine", "threads", "checkpoint_every", "evaluation.")
 """Settings that do not change what is trained."""
+_CHOSEN = ("seed", "device", "engine", "threads", "compute.convolution", "compute.workers")
+"""Settings that a machine chooses, or that are said otherwise."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class ComparedColumn:
     seeds: tuple[int, ...]
     deviations: tuple[str, ...]
     """Settings in which our runs differ from the recipe."""
+    overrides: tuple[str, ...] = ()
+    """What has to be said beside the recipe to train it again."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +162,8 @@ def _table(key: str, table: PaperTable, known: Facts, by_recipe: Mapping[str, Se
         cells = {bits: _cell(Cell(key, name, bits), str(Width.of(table.sites, bits)), results, known)
                  for bits in bits_shown}
         columns[name] = ComparedColumn(column.title, column.recipe, cells, tuple(sorted(r.seed for r in results)),
-                                       deviations.get(column.recipe, ()))
+                                       deviations.get(column.recipe, ()),
+                                       _overrides(column.recipe, results[0]) if results else ())
     return ComparedTable(key, table.title, table.number, columns)
 
 
@@ -197,6 +204,14 @@ def _deviations(recipe: str, results: Sequence[Result]) -> tuple[str, ...]:
                            "paper one at a time")
     return tuple(f"{key} = {value} instead of {wanted.get(key)}" for key, value in every[0].items()
                  if value != wanted.get(key))
+
+
+def _overrides(recipe: str, result: Result) -> tuple[str, ...]:
+    """As the command line takes them."""
+    wanted, ours = (flatten(config) for config in (plain(written_out(from_recipe(recipe))), result.config))
+    said = {key: value if isinstance(value, str) else toml_value(value)
+            for key, value in ours.items() if value != wanted.get(key) and key not in _CHOSEN}
+    return tuple(shlex.quote(f"{key}={value}") for key, value in said.items())
 
 
 def _training(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,8 @@ _BEYOND = " !"
 INTRODUCTION = (f"Accuracy in percent, mean ± standard deviation over seeds, on the whole test set. *Difference*: ours − "
                 f"paper, **bold** beyond {TOLERANCE:g} points. *Re-estimated*: with steps found after training (mse) "
                 "instead of the variant's own, where that changes a figure by more. A figure of the paper marked ? is "
-                "doubted below its table.")
+                "doubted below its table. The command above a table trains its columns; `anybit collect` keeps their "
+                "results, and `anybit report --paper RESULTS --out IMAGES --markdown PAGE` makes a page like this.")
 
 
 def head(table: ComparedTable) -> list[str]:
@@ -77,6 +78,15 @@ def notes(table: ComparedTable) -> list[str]:
             bits = "all bits" if len(cells) == len(table.bits) > 1 else f"{', '.join(str(c.bits) for c in cells)} bits"
             lines.append(f"? {table.columns[cells[0].column].title} at {bits}: {why}.")
     return lines
+
+
+def commands(table: ComparedTable) -> list[str]:
+    """What trains the columns of a table again."""
+    together: dict[tuple[tuple[int, ...], tuple[str, ...]], list[str]] = {}
+    for column in measured(table):
+        together.setdefault((column.seeds, column.overrides), []).append(column.recipe)
+    return [" ".join(["anybit sweep", *recipes, f"--seeds {','.join(map(str, seeds))}", *overrides])
+            for (seeds, overrides), recipes in together.items()]
 
 
 def _shown(table: ComparedTable, cell: Cell) -> bool:
@@ -141,8 +151,9 @@ def markdown(comparison: Comparison, plots: Sequence[Plot], images: Path, file: 
 
 def _section(table: ComparedTable) -> list[str]:
     printed = table.number.startswith("Table")
+    lines = [[_bold(cell) for cell in line] for line in rows(table)]
     return [f"## {table.title}\n", f"{table.number} of the paper.\n" if printed else "The paper has no table of it.\n",
-            _markdown_table(head(table), [[_bold(cell) for cell in line] for line in rows(table)]), "",
+            "```", *commands(table), "```\n", _markdown_table(head(table), lines), "",
             *(f"- {note}" for note in notes(table))]
 
 
