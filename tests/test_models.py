@@ -41,6 +41,9 @@ def test_he_initialization_is_wider() -> None:
     plain, he = resnet20(), resnet20(init="he")
     wide, narrow = (float(m.blocks[0].conv1.weight.detach().std()) for m in (he, plain))  # type: ignore[index, union-attr]
     assert wide > 1.5 * narrow
+    first, hidden = (lenet5(init="he").get_submodule(name) for name in ("0", "7"))
+    assert float(first.weight.detach().std()) == pytest.approx((2 / (20 * 25)) ** 0.5, rel=0.1)  # type: ignore[operator, union-attr]
+    assert float(hidden.weight.detach().std()) == pytest.approx((2 / 500) ** 0.5, rel=0.1)  # type: ignore[operator, union-attr]
 
 
 def test_lenet_refuses_images_it_cannot_pool() -> None:

@@ -74,6 +74,15 @@ def test_with_a_large_alpha_everyone_has_the_overall_distribution() -> None:
     assert np.mean(np.abs(np.subtract(share, 0.25))) < 0.04
 
 
+def test_clients_can_get_fewer_examples_than_there_are() -> None:
+    labels = np.arange(1000) % 10
+    split = splits.dirichlet(labels, 1, 10, 1.0, examples=90)
+    assert [len(part) for part in split] == [90] * 10
+    assert len(np.unique(np.concatenate(split))) == 900
+    with pytest.raises(DataError, match=r"split\.examples = 101: there are 100 for each of 10 clients"):
+        splits.dirichlet(labels, 1, 10, 1.0, examples=101)
+
+
 def test_pachinko_prefers_labels_of_one_family() -> None:
     data = labelled(6000, 12)
     split = splits.pachinko(data["labels"], 1, data["coarse"], clients=60, alpha=0.1, beta=10)

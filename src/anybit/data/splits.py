@@ -22,9 +22,10 @@ def iid(labels: np.ndarray, seed: int, clients: int = 10) -> Split:
     return [np.sort(part) for part in np.array_split(generator(seed, "split").permutation(len(labels)), clients)]
 
 
-def dirichlet(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1.0) -> Split:
+def dirichlet(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1.0, examples: int = 0) -> Split:
     """Equal-sized clients, each with its own label distribution q ~ Dirichlet(α, …, α), after Hsu et al.
 
+    examples: how many each client gets, the rest is nobody's; 0: as many as there are for all.
     Classes of unequal size share the concentration in proportion: Dirichlet(α·C·p), p the overall distribution of the
     C labels. (Read as Dirichlet(α·p), ten times less concentrated with ten classes, the paper's accuracy is not reached.)
     Examples are dealt without replacement; when a class runs out, a client's q is renormalized over the others.
@@ -33,8 +34,10 @@ def dirichlet(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1
     _concentrated(alpha=alpha)
     draw = generator(seed, "split")
     pools = _Pools(draw, labels)
-    concentration, size = alpha * len(pools.left) * pools.left / len(labels), len(labels) // clients
-    return [pools.deal(_take(draw, _log_dirichlet(draw, concentration), pools.left, np.int64(size)))
+    concentration, most = alpha * len(pools.left) * pools.left / len(labels), len(labels) // clients
+    if not 0 <= examples <= most:
+        raise DataError(f"split.examples = {examples}: there are {most} for each of {clients} clients")
+    return [pools.deal(_take(draw, _log_dirichlet(draw, concentration), pools.left, np.int64(examples or most)))
             for _ in range(clients)]
 
 

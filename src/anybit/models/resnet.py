@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anybit.layers import GroupNormReLU
+from anybit.models.initial import Init, initialize
 
 Shortcut = Literal["A", "B"]
-Init = Literal["torch", "he"]
 
 
 class Block(nn.Module):
@@ -71,8 +71,5 @@ def resnet18(in_channels: int = 3, classes: int = 200, groups: int = 2, init: In
 
 
 def _initialized(model: nn.Module, init: Init) -> nn.Module:
-    if init == "he":
-        for layer in model.modules():
-            if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    initialize((layer for layer in model.modules() if isinstance(layer, nn.Conv2d)), init)
     return model
