@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -60,7 +60,6 @@ def cohorts(sizes: tuple[int, ...] = (10, 30, 100, 300, 1000)) -> list[dict[str,
         torch.cuda.reset_peak_memory_stats()
         rows.append({"cohort": size, "ms": median_ms(lambda: program(state, inputs)),  # noqa: B023
                      "peak_gib": torch.cuda.max_memory_allocated() / 2**30})
-        print(rows[-1], flush=True)
     return rows
 
 
@@ -72,7 +71,6 @@ def runs(counts: tuple[int, ...] = (1, 2, 4, 8)) -> list[dict[str, float]]:
         ms = median_ms(side_by_side("resnet20", count, "bf16", compiled=False))
         rows.append({"runs": count, "ms": ms, "ms_per_run": ms / count,
                      "peak_gib": torch.cuda.max_memory_allocated() / 2**30})
-        print(rows[-1], flush=True)
     return rows
 
 
@@ -99,17 +97,23 @@ def _clients(model: torch.nn.Module, clients: int, images: int, side: int) -> Ta
     return Task(model, mqat(), Data(Examples(x, y), Examples(x[:500], y[:500])), np.split(np.arange(len(x)), clients))
 
 
+PARTS: dict[str, Callable[[], Any]] = {
+    "evaluation": lambda: {"resnet20 bf16": evaluation("resnet20", "bf16"), "lenet5 tf32": evaluation("lenet5", "tf32")},
+    "cohorts": cohorts, "runs": runs, "too large": too_large}
+
+
 def main() -> None:
-    result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "environment": environment()}
-    fastest: dict[str, Precision] = {"resnet20": "bf16", "lenet5": "tf32"}
-    result["evaluation"] = {f"{network} {precision}": evaluation(network, precision)
-                            for network, precision in fastest.items()}
-    print(json.dumps(result["evaluation"], indent=1), flush=True)
-    result |= {"cohorts": cohorts(), "runs": runs(), "too large": too_large()}
-    print(result["too large"])
-    path = Path(sys.argv[1])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="what is in the file stays")
+    given = parser.parse_args()
+    result: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {}
+    result |= {"date": time.strftime("%Y-%m-%d"), "environment": environment()}
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    for name in given.only:
+        result[name] = PARTS[name]()
+        print(name, json.dumps(result[name], indent=1), flush=True)
+        given.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":
