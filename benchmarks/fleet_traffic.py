@@ -26,7 +26,8 @@ from anybit.fleet.wire import layout, payload_bytes, read_tensors, to_record
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.sites import prepare
 from anybit.randomness import key
-from anybit.run import Trained, Training
+from anybit.run import Training
+from anybit.task import Trained
 
 WIDTHS = ("FP32", "W8", "W6", "W4", "W3", "W2")
 UPLINKS = (FLOAT, 8, 4)

@@ -33,9 +33,10 @@ from anybit.report import accuracy_table, read_runs
 from anybit.report.paper import compare
 from anybit.report.paper_text import as_json
 from anybit.results import read_results, write_results
-from anybit.run import Task, Training
+from anybit.run import Training
 from anybit.schema import plain, read
 from anybit.sweep import SweepFolder, groups, plan
+from anybit.task import Task
 from anybit.tensors import read_json, save, to_bytes
 
 FLEET = """[[device]]

@@ -33,8 +33,9 @@ from anybit.environment import environment
 from anybit.folder import RunFolder
 from anybit.models import lenet5
 from anybit.report import accuracy_table, read_runs
-from anybit.run import Progress, Task, Training, Watch
+from anybit.run import Training
 from anybit.schema import plain, read
+from anybit.task import Progress, Task, Watch
 
 WINDOW = 100
 

@@ -14,7 +14,7 @@ import anybit
 from anybit import calibration
 from anybit.calibration import Candidate, Measured, best, calibrated, example_task, measure
 from anybit.config import Config
-from anybit.run import Task
+from anybit.task import Progress, Task
 
 SPEEDS = {"sequential": 10.0, "processes": 4.0, "stacked": 30.0}
 
@@ -103,7 +103,7 @@ def test_fit_keeps_the_choice_and_resumes_with_it(counted: list[Candidate], tmp_
     settings = {"rounds": 8, "cohort": 2, "checkpoint_every": 3, "path": tmp_path / "run"}
     model = nn.Sequential(nn.Linear(4, 3))
 
-    def stop(progress: anybit.run.Progress) -> None:  # type: ignore[name-defined]
+    def stop(progress: Progress) -> None:
         if progress.round == 4:
             raise RuntimeError("stopped")
 

@@ -17,8 +17,9 @@ from anybit.errors import Diverged, Interrupted
 from anybit.federated.server import ServerOptions
 from anybit.folder import RunFolder
 from anybit.lockstep import program_key, train_side_by_side
-from anybit.run import Task, Trained, Training
+from anybit.run import Training
 from anybit.schema import plain
+from anybit.task import Task, Trained
 from anybit.variants import Variant, baseline, mqat, qat
 
 SIZES = [3, 9, 4, 8, 6]

@@ -19,9 +19,10 @@ from anybit.errors import ConfigError, RunError
 from anybit.folder import RunFolder
 from anybit.lockstep import train_side_by_side
 from anybit.results import read_results, write_results
-from anybit.run import Progress, Training
+from anybit.run import Training
 from anybit.schedule import SweepWatch, train_group, train_sweep
 from anybit.sweep import SweepFolder, group_key, groups, plan
+from anybit.task import Progress
 
 MODELS = '''
 import torch

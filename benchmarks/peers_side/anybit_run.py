@@ -13,7 +13,8 @@ from anybit.config import ClientOptions, ComputeOptions, Config
 from anybit.data.examples import Data, Examples
 from anybit.federated.server import ServerOptions
 from anybit.machine import convolution
-from anybit.run import Task, Training
+from anybit.run import Training
+from anybit.task import Task
 from anybit.variants import baseline, mqat
 
 

@@ -21,13 +21,15 @@ from anybit.errors import ConfigError, DataError, ModelError, RunError
 from anybit.evaluation import Evaluator, Score
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
+from anybit.federated.weights import learned_table, trainable
 from anybit.folder import Follower, RunFolder
 from anybit.objective import PerExample, accuracy, cross_entropy
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import Kind, SiteOptions, step_shapes
-from anybit.run import Progress, Task, Trained, Training, Watch, learned_table, trainable
+from anybit.run import Training
 from anybit.schema import plain, read
+from anybit.task import Progress, Task, Trained, Watch
 from anybit.variants import Steps, Variant, baseline, mqat
 
 Arrays = tuple[Any, Any]

@@ -22,8 +22,8 @@ from anybit.errors import AnybitError, ConfigError, ModelError, did_you_mean
 from anybit.machine import pick_device, pick_engine
 from anybit.objective import PerExample
 from anybit.randomness import key
-from anybit.run import Task
 from anybit.schema import plain, read_arguments
+from anybit.task import Task
 from anybit.variants import Variant
 
 Registry = Mapping[str, Callable[..., Any]]

@@ -27,10 +27,12 @@ from anybit.environment import cores, environment
 from anybit.errors import AnybitError
 from anybit.federated.algorithm import State, client_update
 from anybit.federated.cohort import Cohort, build_cohort, sample_clients
+from anybit.federated.weights import trainable
 from anybit.machine import convolution, pick_device
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import quantizers
-from anybit.run import Task, Training, trainable
+from anybit.run import Training
+from anybit.task import Task
 from anybit.tensors import read_json, write_json
 
 SWITCH = "ANYBIT_CALIBRATION"

@@ -19,8 +19,9 @@ from anybit.engines import Stacked
 from anybit.federated.algorithm import ClientStep, State, Tensors, client_update, server_update
 from anybit.federated.cohort import Cohort, join
 from anybit.federated.robust import combiner
-from anybit.run import Trained, Training
+from anybit.run import Training
 from anybit.schema import plain
+from anybit.task import Trained
 
 _OF_ITS_OWN = ("seed", "variant", "ranges", "evaluation", "checkpoint_every")
 """What runs side by side may differ in."""

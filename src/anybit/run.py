@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from anybit.config import Config
-from anybit.data.examples import Data, check_labels, check_split
+from anybit.data.examples import check_labels, check_split
 from anybit.engines.ranks import own_device
 from anybit.errors import ConfigError, Diverged, EngineError, Interrupted, ModelError, RunError
 from anybit.evaluation import Evaluator, calibration_images
@@ -33,69 +32,17 @@ from anybit.federated.cohort import Cohort, build_cohort
 from anybit.federated.robust import combiner
 from anybit.federated.sampling import sample_cohort
 from anybit.federated.server import server
+from anybit.federated.weights import learned_table, trainable, weights
 from anybit.folder import RunFolder, fitting
 from anybit.kernels import has_kernels, use_kernels
 from anybit.machine import convolution, open_engine, pick_device, set_precision
-from anybit.objective import PerExample, accuracy, client_loss, cross_entropy, learned_step_scale
+from anybit.objective import client_loss, cross_entropy, learned_step_scale
 from anybit.quant.alone import Alone
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.grid import BITS
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import prepare, quantizers, step_shapes
-from anybit.variants import Variant
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is trained: the objects behind a config."""
-
-    model: nn.Module
-    variant: Variant
-    data: Data
-    split: Sequence[np.ndarray]
-    loss: PerExample = cross_entropy
-    metric: PerExample = accuracy
-
-
-@dataclass
-class Progress:
-    """What happened in a round, for whoever watches."""
-
-    round: int
-    rounds: int
-    loss: float
-    evaluation: dict[str, Any] | None
-    seconds: float
-
-
-@dataclass
-class Watch:
-    """How the outside follows and stops a run."""
-
-    on_round: Callable[[Progress], None] = lambda progress: None
-    on_message: Callable[[str], None] = lambda text: None
-    stop: bool = field(default=False)
-    """Set to end the run after the current round, with a checkpoint."""
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a run gives."""
-
-    w: dict[str, Tensor]
-    table: StepTable
-    evaluation: dict[str, Any]
-    metrics: list[dict[str, Any]]
-
-
-def trainable(model: nn.Module) -> dict[str, Tensor]:
-    """w: the parameters that clients train, by name."""
-    w = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    if bad := next((name for name, p in w.items() if not bool(torch.isfinite(p).all())), None):
-        raise ModelError(f"parameter '{bad}' holds NaN or infinity before any training: initialize the model anew")
-    if not w:
-        raise ModelError("the model has no parameter that requires a gradient: nothing can be trained")
-    return w
+from anybit.task import Progress, Task, Trained, Watch
 
 
 class Training:
@@ -350,15 +297,3 @@ class Training:
             self.folder.save_result(w, own, evaluation)
         self.engine.agree(False)
         return Trained(w, own, evaluation, self.metrics)
-
-
-def weights(state: State) -> dict[str, Tensor]:
-    """The server's w without learned steps."""
-    return {n: p for n, p in state.w.items() if not n.startswith(LOG_STEP)}
-
-
-def learned_table(state: State, table: StepTable) -> StepTable:
-    """The table with the learned steps in it."""
-    learned = {n.removeprefix(LOG_STEP): p.exp() for n, p in state.w.items() if n.startswith(LOG_STEP)}
-    return table.merged(StepTable({site: table.steps[site] * factor for site, factor in learned.items()}))
-

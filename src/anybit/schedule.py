@@ -20,9 +20,10 @@ from anybit.errors import AnybitError, Interrupted
 from anybit.folder import RunFolder
 from anybit.lockstep import Outcome, program_key, train_side_by_side
 from anybit.machine import pick_device
-from anybit.run import Progress, Trained, Training, Watch
+from anybit.run import Training
 from anybit.schema import plain
 from anybit.sweep import PlannedRun, SweepFolder, groups
+from anybit.task import Progress, Trained, Watch
 
 State = Literal["waiting", "running", "done", "failed"]
 

@@ -20,7 +20,7 @@ from anybit.objective import client_loss
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.sites import prepare, quantizers
 from anybit.randomness import generator
-from anybit.run import Task
+from anybit.task import Task
 
 SAMPLED_CLIENTS = 10
 """Clients whose gradients are measured."""

@@ -18,10 +18,11 @@ from anybit import theory
 from anybit.api import Run
 from anybit.config import Config
 from anybit.errors import ConfigError
+from anybit.federated.weights import trainable
 from anybit.quant.grid import BITS, FLOAT, Grid, limits, pseudo_noise, quantize, rounding
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import prepare, quantizers, weight_sites
-from anybit.run import Task, trainable
+from anybit.task import Task
 from anybit.theory import Bound, Setting
 from anybit.theory_estimates import Given, Probe, estimate
 from anybit.variants import Variant

@@ -13,8 +13,8 @@ from rich.console import Console
 from anybit.cli.main import run
 from anybit.cli.progress import SweepReporter
 from anybit.errors import AnybitError, RunsFailed
-from anybit.run import Progress
 from anybit.sweep import SweepFolder, plan
+from anybit.task import Progress
 from tests.e2e.conftest import TINY
 from tests.e2e.test_cli import SAME, start, wait_for
 

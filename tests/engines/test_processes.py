@@ -21,7 +21,8 @@ from anybit.engines.processes import _Queue
 from anybit.errors import ConfigError, EngineError
 from anybit.folder import RunFolder
 from anybit.machine import open_engine
-from anybit.run import Progress, Task, Training
+from anybit.run import Training
+from anybit.task import Progress, Task
 from tests.parity.test_engines import training
 
 Arrays = tuple[np.ndarray, np.ndarray]

@@ -18,7 +18,7 @@ from anybit.errors import AnybitError
 from anybit.fleet.client_app import app
 from anybit.fleet.flower import Context, Grid, Message, RecordDict
 from anybit.fleet.training import FleetTraining
-from anybit.run import Watch
+from anybit.task import Watch
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 

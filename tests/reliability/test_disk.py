@@ -22,6 +22,7 @@ from anybit.errors import AnybitError, DataError, RunError
 from anybit.folder import RunFolder
 from anybit.report import write_report
 from anybit.results import read_results, write_results
+from anybit.task import Progress
 from tests.reliability.conftest import Disk
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -74,7 +75,7 @@ def test_times_that_cannot_be_written_do_not_stop_a_run(fit: Callable[..., Any],
     """They are no part of its result."""
     whole = fit(tmp_path / "whole")
 
-    def spoil(progress: anybit.run.Progress) -> None:
+    def spoil(progress: Progress) -> None:
         if progress.round == 3:
             (tmp_path / "run/timing.jsonl").unlink()
             (tmp_path / "run/timing.jsonl").mkdir()

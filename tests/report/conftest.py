@@ -17,8 +17,9 @@ from anybit.data.examples import Data, Examples
 from anybit.errors import Interrupted
 from anybit.folder import RunFolder
 from anybit.report import write_report
-from anybit.run import Progress, Task, Training, Watch
+from anybit.run import Training
 from anybit.schema import plain
+from anybit.task import Progress, Task, Watch
 
 ROUNDS = 3
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from anybit.errors import printable
 
 if TYPE_CHECKING:
-    from anybit.run import Progress
+    from anybit.task import Progress
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]

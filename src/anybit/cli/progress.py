@@ -16,9 +16,9 @@ from rich.text import Text
 from anybit.cli.console import say
 
 if TYPE_CHECKING:
-    from anybit.run import Progress
     from anybit.schedule import State
     from anybit.sweep import SweepFolder
+    from anybit.task import Progress
 
 _COLOURS = {"waiting": "dim", "running": "", "done": "green", "failed": "red"}
 

@@ -17,7 +17,8 @@ from anybit.cli.recipes import Overrides, Recipe
 if TYPE_CHECKING:
     from anybit.config import Config
     from anybit.folder import RunFolder
-    from anybit.run import Task, Training
+    from anybit.run import Training
+    from anybit.task import Task
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
 
@@ -33,8 +34,9 @@ def run(recipe: Recipe, overrides: Overrides = None,
     from anybit.engines.ranks import rank
     from anybit.environment import environment
     from anybit.folder import Follower, RunFolder
-    from anybit.run import Training, Watch
+    from anybit.run import Training
     from anybit.schema import plain
+    from anybit.task import Watch
 
     config = from_recipe(recipe, overrides or [])
     task = build_task(config, imports or [])
@@ -56,8 +58,9 @@ def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Js
     from anybit.engines.ranks import rank
     from anybit.errors import RunError
     from anybit.folder import Follower
-    from anybit.run import Training, Watch
+    from anybit.run import Training
     from anybit.sweep import is_sweep
+    from anybit.task import Watch
 
     if is_sweep(path):
         raise RunError(f"{path} is a sweep: continue it with 'anybit sweep {path}'")

@@ -18,6 +18,7 @@ from anybit.data.examples import Data, Examples, as_examples
 from anybit.errors import ConfigError
 from anybit.federated.algorithm import LOG_STEP, State, client_update
 from anybit.federated.cohort import build_cohort
+from anybit.federated.weights import learned_table, trainable, weights
 from anybit.fleet.flower import ConfigRecord, RecordDict
 from anybit.fleet.node import Node
 from anybit.fleet.traffic import low_bit_layout, restored_weights, round_delta
@@ -27,8 +28,9 @@ from anybit.quant.grid import BITS, FLOAT, SiteKinds, Width
 from anybit.quant.ranges import CANDIDATES, StepTable, weight_range
 from anybit.quant.sites import SiteOptions, prepare, quantizers, weight_sites
 from anybit.randomness import key
-from anybit.run import Task, Training, learned_table, trainable, weights
+from anybit.run import Training
 from anybit.schema import read
+from anybit.task import Task
 from anybit.variants import Variant, mqat
 
 

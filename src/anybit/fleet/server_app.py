@@ -14,8 +14,8 @@ from anybit.errors import AnybitError, RunError
 from anybit.fleet.flower import Context, Grid, ServerApp
 from anybit.fleet.training import FleetTraining
 from anybit.folder import RunFolder
-from anybit.run import Progress, Watch
 from anybit.schema import plain
+from anybit.task import Progress, Watch
 
 logger = logging.getLogger("flwr")
 

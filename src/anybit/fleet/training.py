@@ -29,8 +29,9 @@ from anybit.quant.calibrate import ranges_of, table_of
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import RangeRule, StepTable
 from anybit.quant.sites import prepare, quantizers
-from anybit.run import Task, Trained, Training, Watch
+from anybit.run import Training
 from anybit.schema import plain
+from anybit.task import Task, Trained, Watch
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from anybit.errors import ConfigError, RunError
+from anybit.federated.weights import learned_table, weights
 from anybit.folder import RunFolder
 from anybit.quant.grid import FLOAT, Width
-from anybit.run import learned_table, weights
 from anybit.tensors import read_json
 
 Scores = dict[str, dict[str, float]]
