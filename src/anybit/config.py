@@ -12,7 +12,7 @@ from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
 from anybit.fleet.options import FleetOptions
 from anybit.quant.grid import SiteKinds, check_bits
-from anybit.quant.ranges import RangeRule
+from anybit.quant.ranges import ActivationRule, RangeRule
 from anybit.quant.sites import SiteOptions
 from anybit.schema import read
 from anybit.variants import Steps
@@ -68,7 +68,7 @@ class RangeOptions:
 
     weights: RangeRule | None = None
     """Weight steps at the start; none: the variant's own rule (min-max for QAT and APQN, MSE for MQAT)."""
-    activations: RangeRule = "cover"
+    activations: ActivationRule = "cover"
     """Activation steps at the start, and when re-estimated for evaluation."""
     evaluate: Steps | None = None
     """Steps at evaluation; none: the variant's own choice."""

@@ -17,7 +17,7 @@ from anybit.kernels import use_kernels
 from anybit.objective import PerExample
 from anybit.quant.calibrate import activation_table, layer_health, weight_table
 from anybit.quant.grid import FLOAT, SiteKinds, Width, rounding
-from anybit.quant.ranges import RangeRule, StepTable
+from anybit.quant.ranges import ActivationRule, RangeRule, StepTable
 from anybit.quant.sites import SiteOptions, bind, prepare, quantizers
 from anybit.randomness import generator
 from anybit.variants import Steps, Variant
@@ -55,7 +55,7 @@ class Evaluator:
     """Whether the GPU's kernels may stand in for the library's."""
     bf16: bool = False
     """Whether evaluations on the way compute in bfloat16, as the training does; the grid at the end never does."""
-    activation_steps: Callable[[Tensors, RangeRule], StepTable] | None = None
+    activation_steps: Callable[[Tensors, ActivationRule], StepTable] | None = None
     """Who finds activation steps; none: they are measured here, on `images`."""
 
     def start_table(self, w: Tensors) -> StepTable:
@@ -87,9 +87,9 @@ class Evaluator:
         if "W" in sites:
             table = weight_table(self._plain, w, rule, self.sites.per_channel)
         if "A" in sites:
-            rule = self.ranges.activations
-            table = table.merged(self.activation_steps(w, rule) if self.activation_steps else
-                                 activation_table(self.model, self.sites, w, self.images, rule))
+            own = self.ranges.activations
+            table = table.merged(self.activation_steps(w, own) if self.activation_steps else
+                                 activation_table(self.model, self.sites, w, self.images, own))
         return table
 
     @torch.no_grad()

@@ -71,7 +71,7 @@ def test_a_device_with_impossible_ranges_is_left_out() -> None:
 
     def lie(question: Message, answer: Message) -> list[Message]:
         if question.metadata.message_type == "query.ranges":
-            answer.content["seen"] = to_record({site: torch.tensor([1.0, 5.0, -5.0, 1.0, 1.0, 1.0])
+            answer.content["seen"] = to_record({site: torch.tensor([1.0, 5.0, -5.0, 1.0, 1.0, 1.0, 0.0, 0.0])
                                                 for site in ("1.input_quantizer", "3.input_quantizer")})
         return [answer]
 
@@ -92,7 +92,7 @@ def test_lies_about_errors_are_named() -> None:
         content = RecordDict({"answer": ConfigRecord(dict(ANSWER)), "errors": to_record({"a": errors.double()})})
         with pytest.raises(Refused, match=reason):
             check_errors(Reply(0, content, "", False, 0), 0, candidates)
-    content = RecordDict({"answer": ConfigRecord(dict(ANSWER)), "seen": to_record({"a": torch.zeros(6)})})
+    content = RecordDict({"answer": ConfigRecord(dict(ANSWER)), "seen": to_record({"a": torch.zeros(8)})})
     with pytest.raises(Refused, match="cannot be"):
         check_seen(Reply(0, content, "", False, 0), 0, ["a"])
 

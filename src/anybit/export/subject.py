@@ -18,7 +18,7 @@ from anybit.evaluation import Evaluator
 from anybit.export.packing import Codes
 from anybit.quant.calibrate import activation_table
 from anybit.quant.grid import BITS, FLOAT, Grid, Width, limits
-from anybit.quant.ranges import RangeRule, StepTable
+from anybit.quant.ranges import ActivationRule, StepTable
 from anybit.quant.sites import Quantizer, SiteOptions, prepare, quantizers
 from anybit.run import Training
 from anybit.variants import Steps
@@ -60,7 +60,7 @@ class Subject:
         return self.evaluator.images
 
     @property
-    def activation_rule(self) -> RangeRule:
+    def activation_rule(self) -> ActivationRule:
         return self.evaluator.ranges.activations
 
     def w(self) -> dict[str, Tensor]:

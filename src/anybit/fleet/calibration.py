@@ -1,8 +1,8 @@
 """Activation steps without server data: devices send what their sites saw, the server merges.
 
 Extremes of extremes and sums of sums are those of all images together, so min-max, covering and LSQ steps come out as
-on one machine. The MSE rule needs a second question: the merged range fixes one grid of candidate steps, devices send
-their squared errors on it, and the candidate with the least sum wins.
+on one machine; running ones average over the devices' batches. The MSE rule needs a second question: the merged range
+fixes one grid of candidate steps, devices send their squared errors on it, and the candidate with the least sum wins.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from anybit.quant.calibrate import SEEN, merge_seen
 def check_seen(reply: Reply, round: int, sites: Sequence[str]) -> dict[str, Tensor]:
     """What a device's sites saw: calls, values and rows above 0, and a lowest value not above the highest."""
     seen = _checked(reply, round, "seen", {site: Layout(torch.float32, (SEEN,)) for site in sites})
-    for site, (calls, low, high, total, values, rows) in ((n, s.tolist()) for n, s in seen.items()):
-        if min(calls, values, rows) < 1 or low > high or total < 0:
+    for site, (calls, low, high, total, values, rows, lows, highs) in ((n, s.tolist()) for n, s in seen.items()):
+        if min(calls, values, rows) < 1 or low > high or total < 0 or lows > highs:
             raise Refused(f"seen '{site}': a range that cannot be")
     return seen
 

@@ -27,7 +27,7 @@ from anybit.fleet.wire import Refused, Tensors, payload_bytes, read_values, to_r
 from anybit.folder import RunFolder
 from anybit.quant.calibrate import ranges_of, table_of
 from anybit.quant.grid import FLOAT, Width
-from anybit.quant.ranges import RangeRule, StepTable
+from anybit.quant.ranges import ActivationRule, StepTable
 from anybit.quant.sites import prepare, quantizers
 from anybit.run import Training
 from anybit.schema import plain
@@ -53,7 +53,7 @@ class FleetTraining(Training):
         self.round = 0
         if self.options.calibration == "devices":
             self.evaluator = replace(self.evaluator, activation_steps=self._activation_steps)
-        self._calibrated: dict[tuple[int, RangeRule], tuple[Tensors, StepTable]] = {}
+        self._calibrated: dict[tuple[int, ActivationRule], tuple[Tensors, StepTable]] = {}
 
     def _check_clients(self) -> None:
         """Who takes part is known when the devices say hello."""
@@ -154,13 +154,13 @@ class FleetTraining(Training):
 
     # Calibration and delivery
 
-    def _activation_steps(self, w: Tensors, rule: RangeRule) -> StepTable:
+    def _activation_steps(self, w: Tensors, rule: ActivationRule) -> StepTable:
         """The calibration round; once for the same weights."""
         if (id(w), rule) not in self._calibrated:
             self._calibrated = {(id(w), rule): (w, self._calibrate(w, rule))}
         return self._calibrated[id(w), rule][1]
 
-    def _calibrate(self, w: Tensors, rule: RangeRule) -> StepTable:
+    def _calibrate(self, w: Tensors, rule: ActivationRule) -> StepTable:
         present = self.roster.await_devices(1, 1, self.options.wait, self.watch.on_message)
         chosen = sample_clients(self.config.seed, CALIBRATION, len(present),
                                 min(self.options.calibration_devices, len(present)))

@@ -12,7 +12,7 @@ from anybit.errors import ModelError
 from anybit.quant import ranges
 from anybit.quant.grid import FLOAT, Grid, GridName
 from anybit.quant.penalty import kurtosis
-from anybit.quant.ranges import RangeRule, StepTable
+from anybit.quant.ranges import ActivationRule, RangeRule, StepTable
 from anybit.quant.sites import Observer, SiteOptions, bind, observed, prepare, quantizers, weight_sites
 
 Tensors = Mapping[str, Tensor]
@@ -34,16 +34,22 @@ class ActivationRange(NamedTuple):
     """Mean of |x|."""
     features: Tensor
     """Values per image."""
+    usual_low: Tensor
+    """Mean over batches of their smallest value."""
+    usual_high: Tensor
 
 
-SEEN = 6
-"""What an activation site saw, as one vector: (calls, min, max, sum |x|, values, rows)."""
+BATCH = 64
+"""Images of a batch, over which usual extremes are averaged."""
+SEEN = 8
+"""What an activation site saw, as one vector: (calls, min, max, sum |x|, values, rows, sum of mins, sum of maxes)."""
 
 
 def _fold_range(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
     size = torch.tensor(float(x.numel()), device=x.device)
-    return torch.stack([seen[0] + 1, torch.minimum(seen[1], x.min()), torch.maximum(seen[2], x.max()),
-                        seen[3] + x.abs().sum(), seen[4] + size, seen[5] + rows.sum()])
+    low, high = x.min(), x.max()
+    return torch.stack([seen[0] + 1, torch.minimum(seen[1], low), torch.maximum(seen[2], high),
+                        seen[3] + x.abs().sum(), seen[4] + size, seen[5] + rows.sum(), seen[6] + low, seen[7] + high])
 
 
 def merge_seen(parts: Sequence[Tensor]) -> Tensor:
@@ -58,12 +64,12 @@ def activation_seen(model: nn.Module, options: SiteOptions, w: Tensors, images: 
 
     A layer that the images never reach is an error: its weight would be trained but never seen quantized.
     """
-    initial = torch.tensor([0.0, torch.inf, -torch.inf, 0.0, 0.0, 0.0])
+    initial = torch.tensor([0.0, torch.inf, -torch.inf, 0.0, 0.0, 0.0, 0.0, 0.0])
     prepared = prepare(model, options=options).eval()
     sites = quantizers(prepared, "activations")
     for site in sites.values():
         site.observer = Observer(initial, _fold_range)
-    seen = _observe(prepared, w, {}, [images])
+    seen = _observe(prepared, w, {}, torch.split(images, BATCH))
     for name in sites:
         if seen[name][0] == 0:
             layer = name.removesuffix(".input_quantizer")
@@ -78,22 +84,25 @@ def activation_ranges(model: nn.Module, options: SiteOptions, w: Tensors, images
 
 
 def ranges_of(seen: Tensors) -> dict[str, ActivationRange]:
-    return {name: ActivationRange(s[1], s[2], s[3] / s[4], s[4] / s[5]) for name, s in seen.items()}
+    return {name: ActivationRange(s[1], s[2], s[3] / s[4], s[4] / s[5], s[6] / s[0], s[7] / s[0])
+            for name, s in seen.items()}
 
 
-def activation_table(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor, rule: RangeRule) -> StepTable:
+def activation_table(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor, rule: ActivationRule) -> StepTable:
     """The steps of every activation site, estimated on `images` with the full-precision model."""
     return table_of(activation_ranges(model, options, w, images), rule, options.activation_grid,
                     lambda candidates: activation_errors(model, options, w, images, candidates))
 
 
-def table_of(seen: Mapping[str, ActivationRange], rule: RangeRule, grid: GridName,
+def table_of(seen: Mapping[str, ActivationRange], rule: ActivationRule, grid: GridName,
              errors_of: Callable[[Tensors], Tensors]) -> StepTable:
     """Steps from ranges; the MSE rule also asks for the squared errors of its candidates."""
     if rule == "minmax":
         return StepTable({name: ranges.minmax_steps(r.low, r.high, grid) for name, r in seen.items()})
     if rule == "cover":
         return StepTable({name: ranges.cover_steps(r.low, r.high, grid) for name, r in seen.items()})
+    if rule == "running":
+        return StepTable({name: ranges.cover_steps(r.usual_low, r.usual_high, grid) for name, r in seen.items()})
     if rule == "lsq":
         return StepTable({name: ranges.lsq_steps(r.mean, grid) for name, r in seen.items()})
     candidates = {name: ranges.candidate_steps(r.low, r.high, grid) for name, r in seen.items()}

@@ -17,6 +17,9 @@ RangeRule = Literal["minmax", "cover", "mse", "lsq"]
 """minmax: (2^b−1)·Δ_b = max − min · cover: the smallest Δ_b that clips nothing · mse: least squared error ·
 lsq: Δ_b = 2·mean|x|/√high, where learned step size quantization starts."""
 
+ActivationRule = Literal["minmax", "cover", "mse", "lsq", "running"]
+"""The same for activations, and running: covering the mean, over batches of images, of their smallest and largest values."""
+
 CANDIDATES = 150
 """Steps tried per bit-width by the MSE search: 1 % … 150 % of the min-max step.
 
