@@ -20,7 +20,7 @@ from anybit.lockstep import program_key, train_side_by_side
 from anybit.run import Training
 from anybit.schema import plain
 from anybit.task import Task, Trained
-from anybit.variants import Variant, baseline, mqat, qat
+from anybit.variants import Variant, baseline, kure, mqat, qat
 
 SIZES = [3, 9, 4, 8, 6]
 
@@ -58,6 +58,19 @@ def test_each_run_ends_as_it_would_alone() -> None:
             assert torch.allclose(m, run.state.optimizer[name], atol=1e-9), (variant.name, name)
         assert [entry["round"] for entry in ended.metrics] == [1, 2, 3]
         assert [e["loss"] for e in ended.metrics] == pytest.approx([e["loss"] for e in expected.metrics], abs=1e-6)
+
+
+@pytest.mark.parametrize("variants", [[baseline(weight_decay=decay) for decay in (0.5, 0.01)],
+                                      [kure(scale=scale) for scale in (0.1, 1.0)]])
+def test_penalties_keep_the_strength_of_their_run(variants: list[Variant]) -> None:
+    together = [training(variant, 1) for variant in variants]
+    outcomes = dict(train_side_by_side(together))
+    for variant, run in zip(variants, together, strict=True):
+        ended, expected = outcomes[run], training(variant, 1).train()
+        assert isinstance(ended, Trained)
+        assert all(torch.allclose(w, ended.w[name], atol=1e-9) for name, w in expected.w.items())
+    first, second = (run.state.w["0.weight"] for run in together)
+    assert not torch.allclose(first, second, atol=1e-6)
 
 
 @pytest.mark.parametrize("mean", ["median", "trimmed"])
@@ -118,3 +131,7 @@ def test_which_runs_share_a_program() -> None:
               Component("baseline", {"dropout": 0.5})]
     assert len({program_key(replace(config, variant=v)) for v in (*same, *others)}) == 1 + len(others)
     assert program_key(config) != program_key(replace(config, cohort=5))
+    for penalized in ([Component("baseline", {"weight_decay": d}) for d in (1e-2, 1e-6)],
+                      [Component("kure", {"scale": s}) for s in (0.1, 1.0)]):
+        assert len({program_key(replace(config, variant=v)) for v in penalized}) == 1
+        assert program_key(replace(config, variant=penalized[0])) != program_key(config)

@@ -41,8 +41,8 @@ def test_mqat_star_keeps_each_clients_width() -> None:
 
 def test_weight_decay_has_the_gradient_of_weight_decay() -> None:
     w = {"a": torch.tensor([1.0, -2.0], requires_grad=True), "b": torch.tensor(3.0, requires_grad=True)}
-    penalty = baseline(weight_decay=0.1).penalties[0]
-    penalty(Weights(w, {}, {})).backward()
+    ((strength, penalty),) = baseline(weight_decay=0.1).penalties
+    (strength * penalty(Weights(w, {}, {}))).backward()
     assert w["a"].grad is not None
     assert w["b"].grad is not None
     assert w["a"].grad.tolist() == pytest.approx([0.1, -0.2])
@@ -54,9 +54,10 @@ def test_kure_penalty_by_hand() -> None:
     weights = Weights({}, {"x": flat, "y": peaked}, {"z": torch.tensor([6.0, 2.0])})
     gap_x, gap_y = (1 - 1.8) ** 2, (7 / 3 - 1.8) ** 2
     assert float(kurtosis(peaked)) == pytest.approx(7 / 3)
-    assert float(kure("W").penalties[0](weights)) == pytest.approx(0.1 * (gap_x + gap_y) / 2)
-    assert float(kure("A").penalties[0](weights)) == pytest.approx(0.1 * 3)
-    assert float(kure("WA", scale=1.0).penalties[0](weights)) == pytest.approx((gap_x + gap_y + 3) / 3)
+    for variant, expected in ((kure("W"), 0.1 * (gap_x + gap_y) / 2), (kure("A"), 0.1 * 3),
+                              (kure("WA", scale=1.0), (gap_x + gap_y + 3) / 3)):
+        ((strength, penalty),) = variant.penalties
+        assert strength * float(penalty(weights)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("make", [lambda: qat(9), lambda: mqat(bits=(2, 1)), lambda: mqat(bits=(32,)),

@@ -19,6 +19,7 @@ from anybit.engines import Stacked
 from anybit.federated.algorithm import ClientStep, State, Tensors, client_update, server_update
 from anybit.federated.cohort import Cohort, join
 from anybit.federated.robust import combiner
+from anybit.objective import STRENGTHS
 from anybit.run import Training
 from anybit.schema import plain
 from anybit.task import Trained
@@ -26,20 +27,26 @@ from anybit.task import Trained
 _OF_ITS_OWN = ("seed", "variant", "ranges", "evaluation", "checkpoint_every")
 """What runs side by side may differ in."""
 
+_NUMBERS = ("name", "bits", "start", "fixed", "scale")
+"""Arguments of a variant that change numbers, and no operation."""
+
 Outcome = tuple[Training, Trained | Exception]
 
 
 def program_key(config: Config) -> str:
     """Equal for runs that one program can train.
 
-    QAT and MQAT at any bits are the same rounding with other widths, and the plain baseline is that at 32 bits.
+    QAT and MQAT at any bits are the same rounding with other widths, and the plain baseline is that at 32 bits. Penalties
+    of any strength are the same penalties.
     """
     shared = {name: value for name, value in plain(config).items() if name not in _OF_ITS_OWN}
     return json.dumps([shared, _operations(config.variant), config.ranges.learned], sort_keys=True)
 
 
 def _operations(variant: Component) -> Any:
-    arguments = {name: value for name, value in plain(variant).items() if name not in ("name", "bits", "start", "fixed")}
+    arguments = {name: value for name, value in plain(variant).items() if name not in _NUMBERS}
+    if arguments.get("weight_decay"):
+        arguments["weight_decay"] = "some"
     if variant.name in ("qat", "mqat") or (variant.name == "baseline" and not any(arguments.values())):
         return ["rounding", arguments.get("sites", "W")]
     return [variant.name, arguments]
@@ -73,10 +80,10 @@ class Runs:
         self.trainings = list(trainings)
         self.going = list(self.trainings)
         # A run that rounds, if there is one: the baseline is the same program at 32 bits.
-        lead = next((t for t in self.trainings if t.task.variant.transform is not None), self.trainings[0])
+        lead = max(self.trainings, key=lambda t: t.task.variant.transform is not None)
         assert isinstance(lead.engine, Stacked)
         self.state = State(_stack([t.state.w for t in self.trainings]), _stack([t.state.optimizer for t in self.trainings]))
-        self.steps = _stack([t.table.steps for t in self.trainings])
+        self.steps = _stack([{**t.table.steps, **_strengths(t, lead)} for t in self.trainings])
         self.program = lead.engine.prepare(_round(lead, lead.client_step()))
         self.shares: list[State] = []
         self.lay_out(0)
@@ -133,6 +140,13 @@ def _round(lead: Training, client_step: ClientStep) -> Callable[[State, Any], tu
         return new, losses
 
     return round
+
+
+def _strengths(training: Training, lead: Training) -> dict[str, Tensor]:
+    """How much the penalties of a run count, where the program has any."""
+    like = next(iter(training.state.w.values()))
+    values = [strength for strength, _ in training.task.variant.penalties]
+    return {STRENGTHS: like.new_tensor(values)} if lead.task.variant.penalties else {}
 
 
 def _stack(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

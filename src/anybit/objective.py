@@ -21,6 +21,9 @@ from anybit.variants import Variant, Weights
 PerExample = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) → one value per example."""
 
+STRENGTHS = "penalty strengths"
+"""The λ of the penalties among the steps, where runs side by side differ in them."""
+
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """−log p(target), per example: the default loss."""
@@ -59,7 +62,9 @@ def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExam
                               f"{tuple(each.shape)}: use reduction='none'")
         mean = (each * xi.rows).sum() / xi.rows.sum().clamp_min(1)
         seen = Weights(parameters, {site: parameters[name] for site, name in parameter_of.items()}, watched)
-        return mean + sum((penalty(seen) for penalty in variant.penalties), mean.new_zeros(())), mean.detach()
+        strengths = steps.get(STRENGTHS, [strength for strength, _ in variant.penalties])
+        return (mean + sum((strengths[i] * penalty(seen) for i, (_, penalty) in enumerate(variant.penalties)),
+                           mean.new_zeros(())), mean.detach())
 
     return value
 

@@ -52,7 +52,8 @@ class Variant:
     """The bit-widths it trains at."""
     widths: WidthPolicy | None = None
     """None: full precision."""
-    penalties: tuple[Penalty, ...] = ()
+    penalties: tuple[tuple[float, Penalty], ...] = ()
+    """(λ, P): the client's loss gets Σ λ·P."""
     observer: Observer | None = None
     """A statistic of every activation site, for the penalties."""
     start: RangeRule = "minmax"
@@ -82,21 +83,21 @@ def sampled_width(sites: SiteKinds, bits: Sequence[int], keep: bool = False) -> 
     return policy
 
 
-def weight_decay_penalty(scale: float) -> Penalty:
-    """½·λ·‖w‖² over all parameters, whose gradient is λ·w."""
-    return lambda w: 0.5 * scale * torch.stack([(p**2).sum() for p in w.parameters.values()]).sum()
+def weight_decay_penalty(w: Weights) -> Tensor:
+    """½·‖w‖² over all parameters, whose gradient is w."""
+    return 0.5 * torch.stack([(p**2).sum() for p in w.parameters.values()]).sum()
 
 
 def _fold_kurtosis_gap(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
     return seen + torch.stack([kurtosis_gap(x, rows), torch.ones((), device=x.device)])
 
 
-def kure_penalty(scale: float, sites: SiteKinds) -> Penalty:
-    """λ·L_KURE = λ · mean over the quantized tensors of |K − 1.8|²."""
+def kure_penalty(sites: SiteKinds) -> Penalty:
+    """L_KURE: the mean over the quantized tensors of |K − 1.8|²."""
     def penalty(w: Weights) -> Tensor:
         gaps = [kurtosis_gap(p) for p in w.quantized.values()] if "W" in sites else []
         gaps += [seen[0] / seen[1].clamp_min(1) for seen in w.observed.values()] if "A" in sites else []
-        return scale * torch.stack(gaps).mean()
+        return torch.stack(gaps).mean()
     return penalty
 
 
@@ -104,14 +105,14 @@ def baseline(dropout: float = 0.0, weight_decay: float = 0.0) -> Variant:
     """FedAvg. Steps for its quantized evaluation are found after training."""
     if not 0 <= dropout < 1:
         raise ConfigError(f"variant.dropout = {dropout}: a probability below 1")
-    decay = (weight_decay_penalty(weight_decay),) if weight_decay else ()
+    decay = ((weight_decay, weight_decay_penalty),) if weight_decay else ()
     return Variant("baseline", dropout=dropout, penalties=decay)
 
 
 def kure(sites: SiteKinds = "W", scale: float = 0.1) -> Variant:
     """FedAvg with λ·L_KURE in the client's loss."""
     observer = Observer(torch.zeros(2), _fold_kurtosis_gap) if "A" in sites else None
-    return Variant("kure", sites, penalties=(kure_penalty(scale, sites),), observer=observer)
+    return Variant("kure", sites, penalties=((scale, kure_penalty(sites)),), observer=observer)
 
 
 def apqn(bits: int = 4, sites: SiteKinds = "W") -> Variant:

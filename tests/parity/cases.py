@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 def with_decay(variant: Variant) -> Variant:
     """The same variant with client weight decay on."""
-    return replace(variant, penalties=(*variant.penalties, weight_decay_penalty(0.01)))
+    return replace(variant, penalties=(*variant.penalties, (0.01, weight_decay_penalty)))
 
 
 VARIANTS = {
