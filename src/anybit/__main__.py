@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 
 from anybit.errors import AnybitError, MissingExtra
+from anybit.parent import die_with_torchrun
 
 
 def main() -> None:
     """Run the command line; what the user can mend is printed as one line, without a traceback unless --debug."""
+    die_with_torchrun()
     try:
         try:
             from anybit.cli.main import run

@@ -125,6 +125,21 @@ def test_a_signal_to_one_rank_stops_all_of_them_after_the_same_round(home: Path)
     assert "lost the others" not in errors
 
 
+def test_ranks_do_not_outlive_a_torchrun_that_is_killed(home: Path) -> None:
+    process = start(home, "run", "quickstart/mqat", *LONG, *RANKS, "--path", "run", ranks=2)
+    wait_for(home / "run/metrics.jsonl", process, 6)
+    ranks = children(process.pid)
+    assert len(ranks) >= 2
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=20)
+    assert all(gone(rank) for rank in ranks)
+    resumed = start(home, "resume", "run", "--import", "tiny_models", ranks=2)
+    wait_for(home / "run/metrics.jsonl", resumed, 8)
+    resumed.terminate()
+    _, errors = resumed.communicate(timeout=100)
+    assert "continue with: anybit resume run" in errors
+
+
 def test_a_signal_to_torchrun_saves_and_another_number_of_ranks_resumes(home: Path) -> None:
     settings = [*TINY, "rounds=60", "evaluation.every=100", "checkpoint_every=1000"]
     process = start(home, "run", "quickstart/mqat", *settings, "rounds=4000", *RANKS, "--path", "run", ranks=2)

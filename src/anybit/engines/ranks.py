@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from anybit.engines.base import Engine, Part, Tensors
 from anybit.errors import EngineError
+from anybit.parent import die_with_torchrun
 
 
 def world() -> int:
@@ -51,6 +52,7 @@ class Ranks(Engine):
 
     def __init__(self, inner: Engine, device: torch.device) -> None:
         self.inner = inner
+        die_with_torchrun()
         if not dist.is_initialized():
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
         self.rank, self.ranks, self.device = dist.get_rank(), dist.get_world_size(), device

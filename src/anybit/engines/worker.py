@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import json
 import os
@@ -21,9 +20,8 @@ from torch.utils import _pytree as pytree
 
 from anybit.engines.sharing import Shared
 from anybit.errors import AnybitError
+from anybit.parent import die_with_parent
 from anybit.tensors import from_bytes, to_bytes
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,9 @@ def start(job: Job, siblings: Sequence[Worker]) -> Worker:
     try:
         # First of all: a parallel region would wait for OpenMP threads that a fork does not copy.
         torch.set_num_threads(1)
-        _die_with(parent)
+        die_with_parent()
+        if os.getppid() != parent:
+            os._exit(0)
         for pipe in (ours, *(s.pipe for s in siblings)):
             pipe.close()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -131,14 +131,6 @@ def start(job: Job, siblings: Sequence[Worker]) -> Worker:
     finally:
         sys.stderr.flush()
         os._exit(status)
-
-
-def _die_with(parent: int) -> None:
-    """SIGKILL when the parent ends, where the kernel can do that."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def _serve(job: Job, pipe: Connection) -> None:
