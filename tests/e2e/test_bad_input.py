@@ -35,7 +35,8 @@ OWN = ["--import", "tiny_models"]
     (["eval", "nowhere"], "nowhere is not a run"),
     (["report", "nowhere"], "nowhere"),
     (["run", "quickstart/mqat", "rounds"], "override 'rounds': write key=value"),
-    (["run", "missing.toml"], "recipe file 'missing.toml' does not exist")])
+    (["run", "missing.toml"], "recipe file 'missing.toml' does not exist"),
+    (["resume", "x" * 300], "cannot be read or written (File name too long)")])
 def test_one_line_and_exit_code_two(anybit: Anybit, home: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str],
                                     message: str) -> None:
     monkeypatch.setenv("ANYBIT_DATA", str(home / "no-data"))

@@ -83,7 +83,7 @@ def test_messages_are_one_line_whatever_the_names_in_a_file(home: Path) -> None:
     assert "\\x1b[2J" in str(caught.value)
 
 
-@pytest.mark.parametrize("base", ["../secret", "/etc/hosts", "a/../../b", "..", "", "x/../y"])
+@pytest.mark.parametrize("base", ["../secret", "/etc/hosts", "a/../../b", "..", "", "x/../y", "x" * 300, "a\nb"])
 def test_a_recipe_extends_nothing_outside_its_folder(home: Path, base: str) -> None:
     (home / "mine").mkdir()
     (home / "secret.toml").write_text("rounds = 3\n")

@@ -30,7 +30,8 @@ app.command("doctor")(inspect.doctor)
 app.add_typer(data.app, name="data")
 app.add_typer(fleet.app, name="fleet")
 
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM)
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM,
+                errno.ENAMETOOLONG)
 """What the user mends outside anybit, wherever it comes up."""
 
 

@@ -18,8 +18,9 @@ from anybit.errors import ConfigError, did_you_mean
 from anybit.files import bounded, read_toml
 
 HOME = Path(__file__).parent
-_INSIDE = re.compile(r"(?!\.\.?(/|$))[^/\0]+(/(?!\.\.?(/|$))[^/\0]+)*")
-"""A relative path without '.' and '..': a recipe from elsewhere reads nothing outside its own folder."""
+_INSIDE = re.compile(r"(?!.{201})(?!\.\.?(/|$))[^/\x00-\x1f]+(/(?!\.\.?(/|$))[^/\x00-\x1f]+)*")
+"""A relative path without '.' and '..', of a length that file systems take: a recipe from elsewhere reads nothing outside
+its own folder."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -78,7 +79,7 @@ def _load(path: Path, depth: int) -> dict[str, Any]:
     if base is None:
         return content
     if not isinstance(base, str) or not _INSIDE.fullmatch(base):
-        raise ConfigError(f"{path} extends {base!r}: name a recipe in the same folder or below it, without '..'")
+        raise ConfigError(f"{path} extends {str(base)[:60]!r}: name a recipe in the same folder or below it, without '..'")
     parent = path.parent / f"{base}.toml"
     if not parent.is_file():
         raise ConfigError(f"{path} extends '{base}', but {parent} does not exist")
