@@ -27,6 +27,7 @@ from anybit.environment import cores, environment
 from anybit.errors import AnybitError
 from anybit.federated.algorithm import State, client_update
 from anybit.federated.cohort import Cohort, build_cohort, sample_clients
+from anybit.kernels.native import missing
 from anybit.machine import convolution, pick_device
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import quantizers
@@ -125,6 +126,8 @@ def _candidates(model: nn.Module, table: list[Measured], many: int) -> Iterator[
     if any(isinstance(m, nn.Conv2d) for m in model.modules()):
         yield Candidate("sequential", 1, "channels-last")
         yield Candidate("sequential", 1, "no-onednn")
+        if missing() is None:
+            yield Candidate("sequential", 1, "native")
     kernels = min(table, key=lambda m: m.seconds).candidate.convolution
     if many > 1:
         yield Candidate("processes", 1, kernels)
