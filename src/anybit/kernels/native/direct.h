@@ -102,14 +102,20 @@ inline void direct_grad_input(const Shape& s, const float* dy, const float* w, f
 // x with its border of zeros, so that every tap reads whole rows.
 inline const float* bordered(const Shape& s, const float* x) {
     if (s.padding == 0) return x;
-    const int64_t height = s.height + 2 * s.padding, width = s.width + 2 * s.padding, border = s.padding * s.images;
-    float* to = scratch<struct Bordered>(s.inner * height * width * s.images);
-    std::memset(to, 0, s.inner * height * width * s.images * sizeof(float));
-    for (int64_t c = 0; c < s.inner; ++c)
-        for (int64_t row = 0; row < s.height; ++row)
-            std::memcpy(to + (c * height + row + s.padding) * width * s.images + border,
-                        x + (c * s.height + row) * s.width * s.images, s.width * s.images * sizeof(float));
-    return to;
+    const int64_t border = s.padding * s.images, row = s.width * s.images, wide = row + 2 * border;
+    float* start = scratch<struct Bordered>(s.inner * (s.height + 2 * s.padding) * wide);
+    float* to = start;
+    const auto zeros = [&](int64_t floats) { std::fill_n(to, floats, 0.0f), to += floats; };
+    for (int64_t c = 0; c < s.inner; ++c) {
+        zeros(s.padding * wide);
+        for (int64_t i = 0; i < s.height; ++i, x += row) {
+            zeros(border);
+            to = std::copy_n(x, row, to);
+            zeros(border);
+        }
+        zeros(s.padding * wide);
+    }
+    return start;
 }
 
 constexpr int64_t CLOSE = 1 << 16;  // bytes of outputs that stay in the nearest cache while the taps go over them

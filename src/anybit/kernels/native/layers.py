@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from anybit.kernels import is_plain
 from anybit.kernels.native.library import library
-from anybit.kernels.native.operations import conv2d, group_norm, max_pool2d
-from anybit.layers import GroupNormReLU
+from anybit.kernels.native.operations import conv2d, group_norm, max_pool2d, subsample
+from anybit.layers import GroupNormReLU, Subsample
 
 
 def use_native(model: nn.Module) -> None:
@@ -18,6 +18,8 @@ def use_native(model: nn.Module) -> None:
             layer.kernel = conv2d  # type: ignore[assignment]
         elif isinstance(layer, GroupNormReLU) and layer.affine:
             layer.kernel = group_norm
+        elif isinstance(layer, Subsample):
+            layer.kernel = subsample
         elif type(layer) is nn.GroupNorm and layer.affine:
             layer.__class__ = _GroupNorm
         elif type(layer) is nn.MaxPool2d and _is_simple(layer):

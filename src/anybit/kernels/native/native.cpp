@@ -55,12 +55,12 @@ void norm_forward(const float* x, const float* shortcut, const float* gamma, con
     });
 }
 
-void norm_backward(const float* g, const float* x, const float* y, const float* gamma, const float* mean, const float* rstd,
-                   float* dx, float* dshortcut, float* dgamma, float* dbeta, const NormShape* s) {
+void norm_backward(const float* g, const float* x, const float* y, const float* gamma, const float* beta, const float* mean,
+                   const float* rstd, float* dx, float* dshortcut, float* dgamma, float* dbeta, const NormShape* s) {
     std::fill_n(dgamma, s->channels, 0.0f);
     std::fill_n(dbeta, s->channels, 0.0f);
     over_images(s->images, [&](auto slice, int64_t first) {
-        norm_backward(*s, g + first, x + first, y + first, gamma, mean + first, rstd + first, dx + first,
+        norm_backward(*s, g + first, x + first, y ? y + first : nullptr, gamma, beta, mean + first, rstd + first, dx + first,
                       dshortcut ? dshortcut + first : nullptr, dgamma, dbeta, slice);
     });
 }

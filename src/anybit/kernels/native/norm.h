@@ -16,6 +16,17 @@ struct NormShape {
 INLINE Vector where_positive(Vector y, Vector g) { return y <= 0 ? Vector{} : g; }
 INLINE Vector positive(Vector y) { return y < 0 ? Vector{} : y; }
 
+// What a channel does to its pixels: x * factor + constant.
+template <int N>
+struct Affine {
+    Vector factor[N], constant[N];
+
+    INLINE Affine(float gamma, float beta, const Vector (&mean)[N], const Vector (&rstd)[N]) {
+        UNROLL for (int v = 0; v < N; ++v) factor[v] = gamma * rstd[v], constant[v] = beta - mean[v] * factor[v];
+    }
+    INLINE Vector operator()(Vector x, int v) const { return x * factor[v] + constant[v]; }
+};
+
 template <int N>
 void norm_forward(const NormShape& s, const float* x, const float* shortcut, const float* gamma, const float* beta, float* y,
                   float* mean, float* rstd, Slice<N> slice) {
@@ -43,12 +54,11 @@ void norm_forward(const NormShape& s, const float* x, const float* shortcut, con
             slice.put(rstd, v, scale[v]);
         }
         for (int64_t c = group * inside; c < (group + 1) * inside; ++c) {
-            Vector factor[N], constant[N];
-            UNROLL for (int v = 0; v < N; ++v) factor[v] = gamma[c] * scale[v], constant[v] = beta[c] - center[v] * factor[v];
+            const Affine<N> affine(gamma[c], beta[c], center, scale);
             for (int64_t p = 0; p < s.pixels; ++p)
                 UNROLL for (int v = 0; v < N; ++v) {
                     const int64_t at = c * step + p * s.images;
-                    Vector value = slice.get(x + at, v) * factor[v] + constant[v];
+                    Vector value = affine(slice.get(x + at, v), v);
                     if (shortcut) value += slice.get(shortcut + at, v);
                     slice.put(y + at, v, s.relu ? positive(value) : value);
                 }
@@ -58,26 +68,30 @@ void norm_forward(const NormShape& s, const float* x, const float* shortcut, con
 
 // With z the gradient behind the ReLU, and sums over the pixels of a channel, S = sum z and T = (sum z x - mean S) rstd:
 // dbeta = S, dgamma = T, dx = rstd (gamma z - mean of gamma S - normalized x times mean of gamma T), means over the group.
+// Without a shortcut y is computed again, which is cheaper than to read it.
 template <int N>
-void norm_backward(const NormShape& s, const float* g, const float* x, const float* y, const float* gamma, const float* mean,
-                   const float* rstd, float* dx, float* dshortcut, float* dgamma, float* dbeta, Slice<N> slice) {
+void norm_backward(const NormShape& s, const float* g, const float* x, const float* y, const float* gamma, const float* beta,
+                   const float* mean, const float* rstd, float* dx, float* dshortcut, float* dgamma, float* dbeta,
+                   Slice<N> slice) {
     const int64_t inside = s.channels / s.groups, step = s.pixels * s.images;
     const float share = 1.0f / static_cast<float>(inside * s.pixels);
-    const auto behind = [&](int64_t at, int v) INLINE_LAMBDA {
-        const Vector value = slice.get(g + at, v);
-        return s.relu ? where_positive(slice.get(y + at, v), value) : value;
+    const auto behind = [&](int64_t at, int v, Vector value, const Affine<N>& affine) INLINE_LAMBDA {
+        const Vector gradient = slice.get(g + at, v);
+        if (!s.relu) return gradient;
+        return where_positive(y ? slice.get(y + at, v) : affine(value, v), gradient);
     };
     for (int64_t group = 0; group < s.groups; ++group, mean += s.images, rstd += s.images) {
         Vector center[N], scale[N], plain[N]{}, weighted[N]{};
         UNROLL for (int v = 0; v < N; ++v) center[v] = slice.get(mean, v), scale[v] = slice.get(rstd, v);
         for (int64_t c = group * inside; c < (group + 1) * inside; ++c) {
+            const Affine<N> affine(gamma[c], beta[c], center, scale);
             Vector sums[N]{}, products[N]{};
             for (int64_t p = 0; p < s.pixels; ++p)
                 UNROLL for (int v = 0; v < N; ++v) {
                     const int64_t at = c * step + p * s.images;
-                    const Vector z = behind(at, v);
+                    const Vector value = slice.get(x + at, v), z = behind(at, v, value, affine);
                     sums[v] += z;
-                    products[v] += z * slice.get(x + at, v);
+                    products[v] += z * value;
                     if (dshortcut) slice.put(dshortcut + at, v, z);
                 }
             UNROLL for (int v = 0; v < N; ++v) {
@@ -93,13 +107,16 @@ void norm_backward(const NormShape& s, const float* g, const float* x, const flo
             slope[v] = -scale[v] * scale[v] * weighted[v] * share;
             constant[v] = -scale[v] * plain[v] * share - center[v] * slope[v];
         }
-        for (int64_t c = group * inside; c < (group + 1) * inside; ++c)
+        for (int64_t c = group * inside; c < (group + 1) * inside; ++c) {
+            const Affine<N> affine(gamma[c], beta[c], center, scale);
             for (int64_t p = 0; p < s.pixels; ++p)
                 UNROLL for (int v = 0; v < N; ++v) {
                     const int64_t at = c * step + p * s.images;
-                    const Vector z = dshortcut ? slice.get(dshortcut + at, v) : behind(at, v);
-                    slice.put(dx + at, v, gamma[c] * scale[v] * z + slope[v] * slice.get(x + at, v) + constant[v]);
+                    const Vector value = slice.get(x + at, v);
+                    const Vector z = dshortcut ? slice.get(dshortcut + at, v) : behind(at, v, value, affine);
+                    slice.put(dx + at, v, affine.factor[v] * z + slope[v] * value + constant[v]);
                 }
+        }
     }
 }
 

@@ -104,22 +104,22 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, groups: int, eps: float,
                 relu: bool) -> Tensor:
-        inner, gamma = _inner(x), gamma.contiguous()
+        inner, gamma, beta = _inner(x), gamma.contiguous(), beta.contiguous()
         channels, height, width, images = inner.shape
         ctx.sizes = _norm_sizes(images, channels, height * width, groups, relu, eps)
         y, mean, rstd = _like(inner), torch.empty(groups, images), torch.empty(groups, images)
         more = None if shortcut is None else _inner(shortcut)
-        _call("norm_forward", inner, more, gamma, beta.contiguous(), y, mean, rstd, sizes=ctx.sizes)
-        ctx.save_for_backward(inner, y if relu else None, gamma, mean, rstd)
+        _call("norm_forward", inner, more, gamma, beta, y, mean, rstd, sizes=ctx.sizes)
+        ctx.save_for_backward(inner, y if relu and more is not None else None, gamma, beta, mean, rstd)
         return y
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        g, (inner, y, gamma, mean, rstd) = _inner(gradients[0]), ctx.saved_tensors
+        g, (inner, y, gamma, beta, mean, rstd) = _inner(gradients[0]), ctx.saved_tensors
         dx, dgamma, dbeta = _like(inner), torch.empty_like(gamma), torch.empty_like(gamma)
         more = _like(inner) if ctx.needs_input_grad[1] else None
-        _call("norm_backward", g, inner, y, gamma, mean, rstd, dx, more, dgamma, dbeta, sizes=ctx.sizes)
+        _call("norm_backward", g, inner, y, gamma, beta, mean, rstd, dx, more, dgamma, dbeta, sizes=ctx.sizes)
         return dx, more, dgamma, dbeta, None, None, None
 
 
@@ -132,6 +132,31 @@ def group_norm(x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, 
         y = y if shortcut is None else y + shortcut
         return F.relu(y) if relu else y
     out: Tensor = _Norm.apply(x, shortcut, gamma, beta, groups, eps, relu)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Subsampled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stride: int, before: int, after: int) -> Tensor:
+        part = _inner(x)[:, ::stride, ::stride]
+        channels, rows, columns, images = part.shape
+        ctx.taken, ctx.shape = (stride, slice(before, before + channels)), x.shape
+        y = _empty(images, before + channels + after, rows, columns).zero_()
+        y.permute(1, 2, 3, 0)[ctx.taken[1]] = part
+        return y
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        stride, channels = ctx.taken
+        dx = _empty(*ctx.shape).zero_()
+        dx.permute(1, 2, 3, 0)[:, ::stride, ::stride] = _inner(gradients[0])[channels]
+        return dx, None, None, None
+
+
+def subsample(x: Tensor, stride: int, before: int, after: int) -> Tensor:
+    """Every `stride`-th pixel, between new channels of zeros: the library's operations would turn memory around."""
+    out: Tensor = _Subsampled.apply(x, stride, before, after)  # type: ignore[no-untyped-call]
     return out
 
 

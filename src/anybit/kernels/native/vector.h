@@ -18,6 +18,7 @@
 #define INLINE inline __attribute__((always_inline))
 #define INLINE_LAMBDA __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
+#define ROLLED _Pragma("GCC unroll 1")
 
 namespace anybit {
 

@@ -72,56 +72,61 @@ struct ToFilter {
     }
 };
 
-// Both dimensions: get(i, j) reads FROM x FROM values, put(i, j, value) takes TO x TO.
-template <int FROM, int TO, class Get, class Line, class Put>
-INLINE void both(Get get, Line line, Put put) {
+// Both dimensions of FROM x FROM values, which lie as far apart as the steps say; put(i, row) takes TO rows of TO.
+template <int FROM, int TO, class Line, class Put>
+INLINE void both(const float* from, int64_t row_step, int64_t column_step, int64_t lanes, Line line, Put put) {
     Vector half[TO][FROM];
-    UNROLL for (int j = 0; j < FROM; ++j) {
+    ROLLED for (int j = 0; j < FROM; ++j, from += column_step) {
         Vector column[FROM], turned[TO];
-        UNROLL for (int i = 0; i < FROM; ++i) column[i] = get(i, j);
+        UNROLL for (int i = 0; i < FROM; ++i) column[i] = load(from + i * row_step, lanes);
         line(column, turned);
         UNROLL for (int i = 0; i < TO; ++i) half[i][j] = turned[i];
     }
-    UNROLL for (int i = 0; i < TO; ++i) {
+    ROLLED for (int i = 0; i < TO; ++i) {
         Vector row[TO];
         line(half[i], row);
-        UNROLL for (int j = 0; j < TO; ++j) put(i, j, row[j]);
+        put(i, row);
     }
 }
 
-// An image cut into tiles: FROM x FROM pixels around every TILE x TILE outputs, zeros where it ends.
+INLINE int64_t whole_vectors(int64_t images) { return (images + LANES - 1) / LANES * LANES; }
+
+// An image cut into tiles of FROM x FROM pixels, TILE apart, the first one starting `before` the image; zeros outside.
 struct Tiles {
     int64_t height, width, images, right, before;
-
-    Tiles(int64_t height, int64_t width, int64_t images, int64_t right, int64_t before)
-        : height(height), width(width), images(images), right(right), before(before) {}
 
     // V (or A dy A') of tiles [start, start + count) of some images: to[place][tile][channel][image].
     template <int FROM, class Line>
     void transform(const float* x, int64_t channels, int64_t start, int64_t count, int64_t some, float* to,
                    int64_t place_step, Line line) const {
-        const int64_t length = (some + LANES - 1) / LANES * LANES;
+        const int64_t length = whole_vectors(some);
+        float window[FROM * FROM * IMAGES];
         for (int64_t c = 0; c < channels; ++c, x += height * width * images)
             for (int64_t t = 0; t < count; ++t) {
                 const int64_t top = (start + t) / right * TILE - before, left = (start + t) % right * TILE - before;
-                const bool whole = top >= 0 && left >= 0 && top + FROM <= height && left + FROM <= width;
+                const bool inside = top >= 0 && left >= 0 && top + FROM <= height && left + FROM <= width;
+                if (!inside) copy<FROM>(x, top, left, some, window);
+                const float* from = inside ? x + (top * width + left) * images : window;
+                const int64_t column_step = inside ? images : IMAGES, row_step = inside ? width * images : FROM * IMAGES;
+                for (int64_t n = 0; n < some; n += LANES) {
+                    float* place = to + (t * channels + c) * length + n;
+                    both<FROM, SIDE>(from + n, row_step, column_step, std::min<int64_t>(LANES, some - n), line,
+                                     [&](int, const Vector (&row)[SIDE]) INLINE_LAMBDA {
+                        UNROLL for (int j = 0; j < SIDE; ++j) store(place + j * place_step, row[j]);
+                        place += SIDE * place_step;
+                    });
+                }
+            }
+    }
+
+    template <int FROM>
+    void copy(const float* x, int64_t top, int64_t left, int64_t some, float* to) const {
+        for (int64_t row = top; row < top + FROM; ++row)
+            for (int64_t column = left; column < left + FROM; ++column, to += IMAGES) {
+                const bool inside = row >= 0 && row < height && column >= 0 && column < width;
                 for (int64_t n = 0; n < some; n += LANES) {
                     const int64_t lanes = std::min<int64_t>(LANES, some - n);
-                    float* place = to + (t * channels + c) * length + n;
-                    const auto inside = [&](int64_t i, int64_t j) INLINE_LAMBDA {
-                        return load(x + ((top + i) * width + left + j) * images + n, lanes);
-                    };
-                    const auto put = [&](int i, int j, Vector value) INLINE_LAMBDA {
-                        store(place + (i * SIDE + j) * place_step, value);
-                    };
-                    if (whole) {
-                        both<FROM, SIDE>(inside, line, put);
-                    } else {
-                        both<FROM, SIDE>([&](int64_t i, int64_t j) INLINE_LAMBDA {
-                            const bool in = top + i >= 0 && left + j >= 0 && top + i < height && left + j < width;
-                            return in ? inside(i, j) : Vector{};
-                        }, line, put);
-                    }
+                    store(to + n, inside ? load(x + (row * width + column) * images + n, lanes) : Vector{});
                 }
             }
     }
@@ -141,8 +146,9 @@ const float* filters(int64_t outputs, int64_t channels, At at) {
         float* to = factors + start * channels * PLACES;
         for (int64_t n = 0; n < many; n += LANES) {
             const int64_t lanes = std::min<int64_t>(LANES, many - n);
-            both<3, SIDE>([&](int i, int j) INLINE_LAMBDA { return load(taps + (i * 3 + j) * many + n, lanes); }, FromFilter{},
-                          [&](int i, int j, Vector u) INLINE_LAMBDA { store(to + (i * SIDE + j) * many + n, u, lanes); });
+            both<3, SIDE>(taps + n, 3 * many, many, lanes, FromFilter{}, [&](int i, const Vector (&row)[SIDE]) INLINE_LAMBDA {
+                UNROLL for (int j = 0; j < SIDE; ++j) store(to + (i * SIDE + j) * many + n, row[j], lanes);
+            });
         }
     }
     return factors;
@@ -174,7 +180,7 @@ void multiply_places(Slice<N>, const float* in, int64_t in_place, int64_t channe
 // A'mA + bias of tiles [start, start + count), as far as they lie inside the image.
 inline void finish(const float* m, int64_t place_step, const float* bias, float* y, int64_t outputs, const Tiles& in,
                    int64_t start, int64_t count, int64_t some) {
-    const int64_t length = (some + LANES - 1) / LANES * LANES;
+    const int64_t length = whole_vectors(some);
     for (int64_t o = 0; o < outputs; ++o, y += in.height * in.width * in.images)
         for (int64_t t = 0; t < count; ++t) {
             const int64_t top = (start + t) / in.right * TILE, left = (start + t) % in.right * TILE;
@@ -184,15 +190,16 @@ inline void finish(const float* m, int64_t place_step, const float* bias, float*
                 const int64_t lanes = std::min<int64_t>(LANES, some - n);
                 const float* from = m + (t * outputs + o) * length + n;
                 float* to = y + (top * in.width + left) * in.images + n;
-                both<SIDE, TILE>([&](int i, int j) INLINE_LAMBDA { return load(from + (i * SIDE + j) * place_step); },
-                                 ToOutput{}, [&](int i, int j, Vector value) INLINE_LAMBDA {
-                    if (i < rows && j < columns) store(to + (i * in.width + j) * in.images, value + more, lanes);
+                both<SIDE, TILE>(from, SIDE * place_step, place_step, LANES, ToOutput{},
+                                 [&](int i, const Vector (&row)[TILE]) INLINE_LAMBDA {
+                    UNROLL for (int j = 0; j < TILE; ++j)
+                        if (i < rows && j < columns) store(to + (i * in.width + j) * in.images, row[j] + more, lanes);
                 });
             }
         }
 }
 
-constexpr int64_t NEAR = 1200 << 10;  // bytes of transformed tiles that are multiplied at once
+constexpr int64_t NEAR = 600 << 10;  // bytes of transformed tiles that are multiplied at once
 
 // y = bias + x convolved with the weights that at(output, channel, tap) gives.
 template <class At>
@@ -201,9 +208,9 @@ void winograd(int64_t images, int64_t channels, int64_t height, int64_t width, i
     const int64_t out_height = height + 2 * padding - 2, out_width = width + 2 * padding - 2;
     const float* factors = filters(outputs, channels, at);
     const int64_t right = (out_width + TILE - 1) / TILE, all = (out_height + TILE - 1) / TILE * right;
-    const Tiles in_tiles(height, width, images, right, padding), out_tiles(out_height, out_width, images, right, 0);
+    const Tiles in_tiles{height, width, images, right, padding}, out_tiles{out_height, out_width, images, right, 0};
     for (int64_t first = 0; first < images; first += IMAGES) {
-        const int64_t some = std::min(IMAGES, images - first), length = (some + LANES - 1) / LANES * LANES;
+        const int64_t some = std::min(IMAGES, images - first), length = whole_vectors(some);
         const int64_t chunk = std::clamp<int64_t>(NEAR / (PLACES * (channels + outputs) * length * 4), 1, all);
         const int64_t in_place = chunk * channels * length + LANES, out_place = chunk * outputs * length + LANES;
         float* in = scratch<struct In>(PLACES * in_place);
@@ -222,15 +229,16 @@ void winograd(int64_t images, int64_t channels, int64_t height, int64_t width, i
 inline void winograd_grad_weight(const Shape& s, const float* x, const float* dy, float* dw) {
     const int64_t out_height = s.out_height(), out_width = s.out_width();
     const int64_t right = (out_width + TILE - 1) / TILE, all = (out_height + TILE - 1) / TILE * right;
-    const Tiles in_tiles(s.height, s.width, s.images, right, s.padding), out_tiles(out_height, out_width, s.images, right, 0);
+    const Tiles in_tiles{s.height, s.width, s.images, right, s.padding};
+    const Tiles out_tiles{out_height, out_width, s.images, right, 0};
     const int64_t inner = (s.inner + INPUTS - 1) / INPUTS * INPUTS;
     const Blocks blocks(s.outer);
     const int64_t many = s.outer * inner;
     float* totals = scratch<struct Sums>(many * PLACES + LANES);
     std::memset(totals, 0, (many * PLACES + LANES) * sizeof(float));
     for (int64_t first = 0; first < s.images; first += IMAGES) {
-        const int64_t some = std::min(IMAGES, s.images - first), length = (some + LANES - 1) / LANES * LANES;
-        const int64_t chunk = std::clamp<int64_t>(NEAR / (PLACES * (s.inner + s.outer) * length * 4), 1, all);
+        const int64_t some = std::min(IMAGES, s.images - first), length = whole_vectors(some);
+        const int64_t chunk = std::min(all, std::max<int64_t>(2, 2 * NEAR / (PLACES * (s.inner + s.outer) * length * 4)));
         const int64_t in_place = chunk * s.inner * length + LANES, out_place = chunk * s.outer * length + LANES;
         float* in = scratch<struct In>(PLACES * in_place);
         float* out = scratch<struct Out>(PLACES * out_place);
@@ -257,8 +265,9 @@ inline void winograd_grad_weight(const Shape& s, const float* x, const float* dy
     }
     for (int64_t n = 0; n < many; n += LANES) {
         float taps[9][LANES];
-        both<SIDE, 3>([&](int i, int j) INLINE_LAMBDA { return load(totals + (i * SIDE + j) * many + n); }, ToFilter{},
-                      [&](int i, int j, Vector value) INLINE_LAMBDA { store(taps[i * 3 + j], value); });
+        both<SIDE, 3>(totals + n, SIDE * many, many, LANES, ToFilter{}, [&](int i, const Vector (&row)[3]) INLINE_LAMBDA {
+            UNROLL for (int j = 0; j < 3; ++j) store(taps[i * 3 + j], row[j]);
+        });
         for (int64_t lane = 0; lane < LANES; ++lane) {
             const int64_t o = (n + lane) / inner, c = (n + lane) % inner;
             for (int64_t tap = 0; o < s.outer && c < s.inner && tap < 9; ++tap)
