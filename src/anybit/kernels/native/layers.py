@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from anybit.kernels import is_plain
-from anybit.kernels.native.library import library
+from anybit.kernels.native.compiled import library
 from anybit.kernels.native.operations import conv2d, group_norm, max_pool2d, subsample
 from anybit.layers import GroupNormReLU, Subsample
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from anybit.kernels.native.library import library
+from anybit.kernels.native.compiled import library
 
 
 def fits(*tensors: Tensor | None) -> bool:
