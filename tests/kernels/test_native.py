@@ -95,7 +95,7 @@ def test_norm(images: int, groups: int, each: int, height: int, width: int, has_
 @given(st.integers(1, 70), st.integers(1, 5), st.integers(3, 9), st.integers(3, 9), st.integers(1, 3), st.integers(1, 4),
        st.booleans())
 def test_pool_with_ties(images: int, channels: int, height: int, width: int, kernel: int, stride: int, relu: bool) -> None:
-    """Small integers: most windows have several maxima, of which the first gets the gradient; windows overlap or leave gaps."""
+    """Small integers: windows have several maxima, of which the first gets the gradient; they overlap or leave gaps."""
     torch.manual_seed(0)
     x = torch.randint(-2, 3, (images, channels, height, width)).float()
     ours = gradients(lambda x: max_pool2d(x, kernel, stride, relu), x)
@@ -137,7 +137,8 @@ def models() -> dict[str, nn.Module]:
         "in place": nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(inplace=True), nn.MaxPool2d(2),
                                   nn.ReLU(inplace=True), nn.Conv2d(8, 9, 3), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2),
                                   nn.Flatten(), nn.Linear(324, 10)),
-        "shared": nn.Sequential(nn.Conv2d(3, 4, 3), act, pool, nn.Conv2d(4, 4, 3), pool, act, nn.Flatten(), nn.Linear(144, 10)),
+        "shared": nn.Sequential(nn.Conv2d(3, 4, 3), act, pool, nn.Conv2d(4, 4, 3), pool, act, nn.Flatten(),
+                                nn.Linear(144, 10)),
         "others": nn.Sequential(nn.Conv2d(3, 4, (3, 1)), nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, dilation=2),
                                 nn.ReLU(), nn.MaxPool2d(2, padding=1), nn.MaxPool2d((2, 1)), nn.MaxPool2d(2, ceil_mode=True),
                                 nn.MaxPool2d(2, dilation=2), nn.GroupNorm(2, 4, affine=False), nn.AdaptiveAvgPool2d(1),

@@ -24,79 +24,85 @@ const float* packed(int64_t outputs, int64_t channels, int64_t taps, At at) {
     return to;
 }
 
-// y[o] = bias[o] + sum over the taps of one pixel; `reads` lists (tap, pixel) of them.
-struct Read {
-    int64_t tap, pixel;
+// Which taps of one dimension meet the image at a pixel: first, first + tap_step, ... below last; the first one reads `from`.
+struct Side {
+    int64_t first, last, from;
 };
 
-inline void pixel(const float* x, const float* factors, const float* bias, float* y, const std::vector<Read>& reads,
-                  int64_t outputs, int64_t channels, int64_t taps, int64_t images, int64_t in_step, int64_t out_step,
-                  std::vector<Tap>& list) {
+// y[o, i, j] = bias[o] + sum over c and taps of factors * x[c, pixel that the tap reads]; the next tap of a dimension reads
+// `direction` pixels further. Which taps there are changes at the border only, so the list of terms is kept along a row.
+template <class Down, class Right>
+void gather(const float* x, int64_t channels, int64_t height, int64_t width, const float* factors, const float* bias, float* y,
+            int64_t outputs, int64_t out_height, int64_t out_width, int64_t images, int64_t kernel, int64_t tap_step,
+            int64_t direction, Down down, Right right) {
     const Blocks blocks(outputs);
-    over_images(images, [&](auto slice, int64_t first) {
-        constexpr int N = decltype(slice)::count;
-        for (int64_t b = 0; b < blocks.count; ++b) {
-            const int64_t start = blocks.first(b), size = blocks.size(b);
-            list.clear();
-            for (const Read& read : reads)
-                list.push_back({x + read.pixel * images + first,
-                                factors + (start * taps + read.tap * size) * channels});
-            with_size<OUTPUTS>(size, [&](auto block) {
-                constexpr int O = decltype(block)::value;
-                Vector sums[O][N];
-                UNROLL for (int o = 0; o < O; ++o)
-                    UNROLL for (int v = 0; v < N; ++v) sums[o][v] = broadcast(bias ? bias[start + o] : 0.0f);
-                multiply<O, N>(list.data(), list.size(), channels, in_step, slice, sums);
-                UNROLL for (int o = 0; o < O; ++o)
-                    UNROLL for (int v = 0; v < N; ++v) slice.put(y + (start + o) * out_step + first, v, sums[o][v]);
+    // A term for every channel saves a loop where there are few; where there are many the list would get long.
+    const int64_t each = channels < 8 ? 1 : channels, channel_step = height * width * images;
+    std::vector<Term> terms;
+    for (int64_t i = 0; i < out_height; ++i) {
+        const Side a = down(i);
+        Side known{-1, -1, 0};
+        for (int64_t j = 0; j < out_width; ++j, y += images) {
+            const Side b = right(j);
+            if (b.first != known.first || b.last != known.last) {
+                known = b;
+                terms.clear();
+                for (int64_t tap = a.first, row = 0; tap < a.last; tap += tap_step, row += direction)
+                    for (int64_t more = b.first, column = 0; more < b.last; more += tap_step, column += direction)
+                        for (int64_t c = 0; c < channels; c += each)
+                            terms.push_back({c * channel_step + (row * width + column) * images,
+                                             (tap * kernel + more) * channels + c});
+            }
+            over_images(images, [&](auto slice, int64_t first) {
+                constexpr int N = decltype(slice)::count;
+                const float* from = x + (a.from * width + b.from) * images + first;
+                for (int64_t number = 0; number < blocks.count; ++number)
+                    with_size<OUTPUTS>(blocks.size(number), [&](auto block) {
+                        constexpr int O = decltype(block)::value;
+                        const int64_t start = blocks.first(number);
+                        Vector sums[O][N];
+                        UNROLL for (int o = 0; o < O; ++o)
+                            UNROLL for (int v = 0; v < N; ++v) sums[o][v] = broadcast(bias ? bias[start + o] : 0.0f);
+                        multiply<O, N>(from, factors + start * kernel * kernel * channels, terms, each, channel_step, slice,
+                                       sums);
+                        float* to = y + start * out_height * out_width * images + first;
+                        UNROLL for (int o = 0; o < O; ++o)
+                            UNROLL for (int v = 0; v < N; ++v) slice.put(to + o * out_height * out_width * images, v, sums[o][v]);
+                    });
             });
         }
-    });
+    }
 }
 
 // y[o, i, j] = bias[o] + sum over c, a, b of w[o, c, a, b] * x[c, i * stride + a - padding, j * stride + b - padding]
 inline void direct_forward(const Shape& s, const float* x, const float* w, const float* bias, float* y) {
-    const int64_t out_height = s.out_height(), out_width = s.out_width(), taps = s.taps();
-    const float* factors = packed(s.outer, s.inner, taps, [&](int64_t o, int64_t c, int64_t tap) {
-        return w[(o * s.inner + c) * taps + tap];
+    const auto side = [&](int64_t size) {
+        return [&s, size](int64_t i) {
+            const int64_t start = i * s.stride - s.padding, first = std::max<int64_t>(0, -start);
+            return Side{first, std::min(s.kernel, size - start), start + first};
+        };
+    };
+    const float* factors = packed(s.outer, s.inner, s.taps(), [&](int64_t o, int64_t c, int64_t tap) {
+        return w[(o * s.inner + c) * s.taps() + tap];
     });
-    std::vector<Read> reads;
-    std::vector<Tap> list;
-    for (int64_t i = 0; i < out_height; ++i)
-        for (int64_t j = 0; j < out_width; ++j) {
-            reads.clear();
-            for (int64_t a = 0; a < s.kernel; ++a)
-                for (int64_t b = 0; b < s.kernel; ++b) {
-                    const int64_t row = i * s.stride + a - s.padding, column = j * s.stride + b - s.padding;
-                    if (row >= 0 && row < s.height && column >= 0 && column < s.width)
-                        reads.push_back({a * s.kernel + b, row * s.width + column});
-                }
-            pixel(x, factors, bias, y + (i * out_width + j) * s.images, reads, s.outer, s.inner, taps, s.images,
-                  s.height * s.width * s.images, out_height * out_width * s.images, list);
-        }
+    gather(x, s.inner, s.height, s.width, factors, bias, y, s.outer, s.out_height(), s.out_width(), s.images, s.kernel, 1, 1,
+           side(s.height), side(s.width));
 }
 
 // dx[c, row, column] = sum over o and the outputs that read the pixel of w[o, c, a, b] * dy[o, i, j]
 inline void direct_grad_input(const Shape& s, const float* dy, const float* w, float* dx) {
-    const int64_t out_height = s.out_height(), out_width = s.out_width(), taps = s.taps();
-    const float* factors = packed(s.inner, s.outer, taps, [&](int64_t c, int64_t o, int64_t tap) {
-        return w[(o * s.inner + c) * taps + tap];
+    const auto side = [&](int64_t outputs) {
+        return [&s, outputs](int64_t row) {
+            const int64_t end = row + s.padding, low = std::max<int64_t>(0, end - s.stride * (outputs - 1));
+            const int64_t first = low + (end - low) % s.stride;
+            return Side{first, std::min(s.kernel, end + 1), (end - first) / s.stride};
+        };
+    };
+    const float* factors = packed(s.inner, s.outer, s.taps(), [&](int64_t c, int64_t o, int64_t tap) {
+        return w[(o * s.inner + c) * s.taps() + tap];
     });
-    std::vector<Read> reads;
-    std::vector<Tap> list;
-    for (int64_t row = 0; row < s.height; ++row)
-        for (int64_t column = 0; column < s.width; ++column) {
-            reads.clear();
-            for (int64_t a = 0; a < s.kernel; ++a)
-                for (int64_t b = 0; b < s.kernel; ++b) {
-                    const int64_t down = row + s.padding - a, right = column + s.padding - b;
-                    if (down >= 0 && right >= 0 && down % s.stride == 0 && right % s.stride == 0 &&
-                        down / s.stride < out_height && right / s.stride < out_width)
-                        reads.push_back({a * s.kernel + b, down / s.stride * out_width + right / s.stride});
-                }
-            pixel(dy, factors, nullptr, dx + (row * s.width + column) * s.images, reads, s.inner, s.outer, taps, s.images,
-                  out_height * out_width * s.images, s.height * s.width * s.images, list);
-        }
+    gather(dy, s.outer, s.out_height(), s.out_width(), factors, nullptr, dx, s.inner, s.height, s.width, s.images, s.kernel,
+           s.stride, -1, side(s.out_height()), side(s.out_width()));
 }
 
 // x with its border of zeros, so that every tap reads whole rows.

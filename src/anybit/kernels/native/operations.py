@@ -76,7 +76,7 @@ class _Convolution(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         g, (inner, w) = _inner(gradients[0]), ctx.saved_tensors
         dx = dw = db = None
@@ -96,7 +96,7 @@ def conv2d(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int)
     """x ∗ w + bias, for square kernels."""
     if x.dim() != 4 or not fits(x, w, bias) or min(x.shape[2:]) + 2 * padding < w.shape[2]:
         return F.conv2d(x, w, bias, stride, padding)
-    out: Tensor = _Convolution.apply(x, w, bias, stride, padding)  # type: ignore[no-untyped-call]
+    out: Tensor = _Convolution.apply(x, w, bias, stride, padding)
     return out
 
 
@@ -114,7 +114,7 @@ class _Norm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         g, (inner, y, gamma, beta, mean, rstd) = _inner(gradients[0]), ctx.saved_tensors
         dx, dgamma, dbeta = _like(inner), torch.empty_like(gamma), torch.empty_like(gamma)
@@ -131,7 +131,7 @@ def group_norm(x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, 
         y = F.group_norm(x, groups, gamma, beta, eps)
         y = y if shortcut is None else y + shortcut
         return F.relu(y) if relu else y
-    out: Tensor = _Norm.apply(x, shortcut, gamma, beta, groups, eps, relu)  # type: ignore[no-untyped-call]
+    out: Tensor = _Norm.apply(x, shortcut, gamma, beta, groups, eps, relu)
     return out
 
 
@@ -146,7 +146,7 @@ class _Subsampled(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         stride, channels = ctx.taken
         dx = _empty(*ctx.shape).zero_()
@@ -156,7 +156,7 @@ class _Subsampled(torch.autograd.Function):
 
 def subsample(x: Tensor, stride: int, before: int, after: int) -> Tensor:
     """Every `stride`-th pixel, between new channels of zeros: the library's operations would turn memory around."""
-    out: Tensor = _Subsampled.apply(x, stride, before, after)  # type: ignore[no-untyped-call]
+    out: Tensor = _Subsampled.apply(x, stride, before, after)
     return out
 
 
@@ -173,7 +173,7 @@ class _Pool(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         g, (y, where) = _inner(gradients[0]), ctx.saved_tensors
         dx = _empty(*ctx.shape)
@@ -185,5 +185,5 @@ def max_pool2d(x: Tensor, kernel: int, stride: int, relu: bool = False) -> Tenso
     """Max-pooling without padding, or MaxPool(ReLU(x)), which is ReLU(MaxPool(x)) with the same gradient."""
     if x.dim() != 4 or not fits(x) or min(x.shape[2:]) < kernel:
         return F.max_pool2d(F.relu(x) if relu else x, kernel, stride)
-    out: Tensor = _Pool.apply(x, kernel, stride, relu)  # type: ignore[no-untyped-call]
+    out: Tensor = _Pool.apply(x, kernel, stride, relu)
     return out

@@ -5,27 +5,29 @@
 
 namespace anybit {
 
-// Where one weight position of a convolution reads: pixels of channel 0, and factors [channel][output].
-struct Tap {
-    const float* x;
-    const float* factors;
+// sums[o][v] += factors[o] * x[v]
+template <int O, int N>
+INLINE void multiply(const float* x, const float* factors, Slice<N> slice, Vector (&sums)[O][N]) {
+    Vector value[N];
+    UNROLL for (int v = 0; v < N; ++v) value[v] = slice.get(x, v);
+    UNROLL for (int o = 0; o < O; ++o) {
+        const Vector factor = broadcast(factors[o]);
+        UNROLL for (int v = 0; v < N; ++v) sums[o][v] += factor * value[v];
+    }
+}
+
+// Some products of a sum: where x lies, and which group of O factors belongs to it, both of the first channel.
+struct Term {
+    int64_t x, factors;
 };
 
-// sums[o][v] += sum over taps and channels of factors[tap][channel][o] * x[tap][channel][v]
+// The products of `channels` channels for every term.
 template <int O, int N>
-INLINE void multiply(const Tap* taps, int64_t count, int64_t channels, int64_t channel_step, Slice<N> slice,
-                     Vector (&sums)[O][N]) {
-    for (int64_t tap = 0; tap < count; ++tap) {
-        const float *x = taps[tap].x, *factors = taps[tap].factors;
-        for (int64_t c = 0; c < channels; ++c, x += channel_step, factors += O) {
-            Vector value[N];
-            UNROLL for (int v = 0; v < N; ++v) value[v] = slice.get(x, v);
-            UNROLL for (int o = 0; o < O; ++o) {
-                const Vector factor = broadcast(factors[o]);
-                UNROLL for (int v = 0; v < N; ++v) sums[o][v] += factor * value[v];
-            }
-        }
-    }
+INLINE void multiply(const float* x, const float* factors, const std::vector<Term>& terms, int64_t channels,
+                     int64_t channel_step, Slice<N> slice, Vector (&sums)[O][N]) {
+    for (const Term& term : terms)
+        for (int64_t c = 0; c < channels; ++c)
+            multiply<O, N>(x + term.x + c * channel_step, factors + (term.factors + c) * O, slice, sums);
 }
 
 constexpr int INPUTS = VECTORS;

@@ -166,11 +166,12 @@ void multiply_places(Slice<N>, const float* in, int64_t in_place, int64_t channe
                 constexpr int O = decltype(block)::value;
                 const int64_t start = blocks.first(b);
                 for (int64_t t = 0; t < tiles; ++t) {
-                    const Tap tap{in + place * in_place + t * channels * LENGTH,
-                                  factors + (start * PLACES + place * O) * channels};
+                    const float* x = in + place * in_place + t * channels * LENGTH;
+                    const float* u = factors + (start * PLACES + place * O) * channels;
                     float* to = out + place * out_place + (t * outputs + start) * LENGTH;
                     Vector sums[O][N]{};
-                    multiply<O, N>(&tap, 1, channels, LENGTH, Slice<N>{LANES}, sums);
+                    for (int64_t c = 0; c < channels; ++c)
+                        multiply<O, N>(x + c * LENGTH, u + c * O, Slice<N>{LANES}, sums);
                     UNROLL for (int o = 0; o < O; ++o)
                         UNROLL for (int v = 0; v < N; ++v) store(to + o * LENGTH + v * LANES, sums[o][v]);
                 }
