@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from anybit import calibration
-from anybit.calibration import Candidate, example_task
+from anybit.calibration import example_task
 from anybit.config import ComputeOptions, Config
 from anybit.errors import ConfigError
 from anybit.kernels.native import compiled, library
@@ -122,8 +122,10 @@ def test_without_a_compiler_it_is_said_and_never_a_candidate(tmp_path: Path, mon
         Training(example_task(lenet5(), 2, 4), Config(cohort=2, compute=ComputeOptions(convolution="native")))
     assert e.value.exit_code == 2
     assert "\n" not in str(e.value)
-    table = [calibration.Measured(Candidate("sequential", 1, "default"), 1.0)]
-    assert "native" not in {c.convolution for c in calibration._candidates(lenet5(), table, 2)}
+    monkeypatch.setattr(calibration, "library", library.__wrapped__)
+    monkeypatch.setattr(calibration, "_seconds", lambda *given: 1.0)
+    table = calibration.measure(Config(cohort=2), example_task(lenet5(), 2, 4))
+    assert {m.candidate.convolution for m in table} == {"default", "channels-last", "no-onednn"}
 
 
 def test_a_compiler_that_fails_is_quoted(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

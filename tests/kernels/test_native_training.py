@@ -119,6 +119,6 @@ def test_a_loss_that_is_not_finite_ends_the_run() -> None:
 
 def test_calibration_measures_it() -> None:
     task = calibration.example_task(nn.Sequential(nn.Conv2d(3, 2, 5, stride=4), nn.Flatten(), nn.Linear(98, 10)), 3, 20)
-    table = list(calibration.measure(Config(cohort=3), task, budget=60))
+    table = list(calibration.measure(Config(cohort=3), task, budget=120))
     assert {m.candidate.convolution for m in table} == {"default", "channels-last", "no-onednn", "native"}
     assert all(m.candidate.convolution != "native" for m in table if m.candidate.engine == "stacked")
