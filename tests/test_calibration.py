@@ -64,6 +64,16 @@ def test_a_damaged_cache_is_ignored_and_rewritten(task: Task, counted: list[Cand
     assert json.loads((tmp_path / calibration.FILE).read_text())[key]["engine"] == "processes"
 
 
+def test_native_kernels_that_are_gone_are_no_longer_chosen(task: Task, counted: list[Candidate],
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = Measured(Candidate("processes", 1, "native"), 1.0)
+    calibration._remember(calibration._key(Config(cohort=3), task), chosen)
+    assert calibrated(Config(cohort=3), task).compute.convolution == "channels-last"
+    calibration._remember(calibration._key(Config(cohort=3), task), chosen)
+    monkeypatch.setattr(calibration, "_has_native", lambda model: True)
+    assert calibrated(Config(cohort=3), task).compute.convolution == "native"
+
+
 def test_nothing_is_measured_where_the_choice_is_made_or_does_not_pay(task: Task, counted: list[Candidate],
                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     given = Config(cohort=3, engine="stacked")

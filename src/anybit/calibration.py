@@ -81,6 +81,8 @@ def calibrated(config: Config, task: Task, say: Callable[[str], None] = lambda t
     key = _key(config, task)
     known = _remembered().get(key)
     chosen = _read(known) if known else None
+    if chosen and chosen.candidate.convolution == "native" and not _has_native(task.model):
+        chosen = None
     if chosen is None:
         first = next(iter(measure(config, task, quick=True)), None)
         if first is None or first.seconds * config.rounds < SHORT_RUN:
