@@ -147,11 +147,12 @@ def contestants(model: str, folder: Path) -> list[Contestant]:
     def peer(name: str) -> list[str]:
         return [str(folder / name / "bin/python")]
 
-    def own(variant: str, engine: str) -> Contestant:
-        return Contestant(f"anybit {variant}, {engine}",
-                          here + script("anybit_run.py", variant, engine, "channels-last", "1"), ours=True)
+    def own(variant: str, engine: str, convolution: str = "native") -> Contestant:
+        return Contestant(f"anybit {variant}, {engine}, {convolution}",
+                          here + script("anybit_run.py", variant, engine, convolution, "1"), ours=True)
 
-    ours = [own("baseline", "processes"), own("mqat", "processes"), own("baseline", "sequential")]
+    ours = [own("baseline", "processes"), own("mqat", "processes"), own("baseline", "sequential"),
+            own("baseline", "processes", "channels-last")]
     plain = [Contestant(f"plain PyTorch loop, {many} threads", here + script("plain.py", many)),
              Contestant("plain PyTorch loop, 1 thread", here + script("plain.py", "1")),
              Contestant(f"plain PyTorch loop, {many} threads, channels last",

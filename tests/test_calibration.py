@@ -34,6 +34,7 @@ def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
         return SPEEDS[candidate.engine] * (0.5 if candidate.convolution == "channels-last" else 1.0) * candidate.threads
 
     monkeypatch.setattr(calibration, "_seconds", seconds)
+    monkeypatch.setattr(calibration, "_has_native", lambda model: False)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setenv("ANYBIT_DATA", str(tmp_path))
     return seen
@@ -63,6 +64,16 @@ def test_a_damaged_cache_is_ignored_and_rewritten(task: Task, counted: list[Cand
     assert json.loads((tmp_path / calibration.FILE).read_text())[key]["engine"] == "processes"
 
 
+def test_native_kernels_that_are_gone_are_no_longer_chosen(task: Task, counted: list[Candidate],
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = Measured(Candidate("processes", 1, "native"), 1.0)
+    calibration._remember(calibration._key(Config(cohort=3), task), chosen)
+    assert calibrated(Config(cohort=3), task).compute.convolution == "channels-last"
+    calibration._remember(calibration._key(Config(cohort=3), task), chosen)
+    monkeypatch.setattr(calibration, "_has_native", lambda model: True)
+    assert calibrated(Config(cohort=3), task).compute.convolution == "native"
+
+
 def test_nothing_is_measured_where_the_choice_is_made_or_does_not_pay(task: Task, counted: list[Candidate],
                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     given = Config(cohort=3, engine="stacked")
@@ -90,7 +101,9 @@ def test_another_engine_must_be_clearly_faster() -> None:
     assert best([simple, close, fast]) == fast
 
 
-def test_measuring_really_runs_every_candidate(task: Task) -> None:
+def test_measuring_really_runs_every_candidate(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native kernels have their own test, where they are compiled."""
+    monkeypatch.setattr(calibration, "_has_native", lambda model: False)
     table = list(measure(Config(cohort=3), task))
     assert all(m.seconds > 0 for m in table)
     assert {m.candidate.convolution for m in table} == {"default", "channels-last", "no-onednn"}

@@ -28,13 +28,14 @@ def main() -> None:
     config = Config(cohort=work.CLIENTS, client=ClientOptions(lr=work.LR, batch_size=work.BATCH), threads=int(threads),
                     server=ServerOptions("sgd", lr=1.0), device="cpu", **options)
     training = Training(task, config)
-    _, state, table = training.start()
-    step = training._client_step(state, table)
+    training.begin()
+    state, program = training.state, training._round(training.client_step())
     timer = work.Timer()
     with convolution(config.compute.convolution):
         for round, _ in enumerate(work.rounds()):
             timer.start()
-            state, _, cohort = training._round(round, state, table, step)
+            cohort = training.cohort(round)
+            state, _ = program(state, (training.table.steps, cohort, training.weighting(cohort)))
             timer.done(int(cohort.counts.sum()))
     training.engine.close()
 

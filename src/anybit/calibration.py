@@ -24,10 +24,11 @@ from anybit.config import Config, Convolution, EngineName
 from anybit.data import cache
 from anybit.engines.ranks import world
 from anybit.environment import cores, environment
-from anybit.errors import AnybitError
+from anybit.errors import AnybitError, ConfigError
 from anybit.federated.algorithm import State, client_update
 from anybit.federated.cohort import Cohort, build_cohort, sample_clients
 from anybit.federated.weights import trainable
+from anybit.kernels.native import library
 from anybit.machine import convolution, pick_device
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import quantizers
@@ -82,6 +83,8 @@ def calibrated(config: Config, task: Task, say: Callable[[str], None] = lambda t
     key = _key(config, task)
     known = _remembered().get(key)
     chosen = _read(known) if known else None
+    if chosen and chosen.candidate.convolution == "native" and not _has_native(task.model):
+        chosen = None
     if chosen is None:
         first = next(iter(measure(config, task, quick=True)), None)
         if first is None or first.seconds * config.rounds < SHORT_RUN:
@@ -105,10 +108,11 @@ def best(table: list[Measured]) -> Measured:
 
 def measure(config: Config, task: Task, budget: float = BUDGET, quick: bool = False) -> Iterator[Measured]:
     """Seconds per round of each candidate, the default first; with `quick` that one alone."""
+    native = not quick and _has_native(task.model)
     started, table = time.perf_counter(), list[Measured]()
     threads, many = torch.get_num_threads(), cores()
     try:
-        for candidate in _candidates(task.model, table, many if config.cohort > 1 else 1):
+        for candidate in _candidates(task.model, table, many if config.cohort > 1 else 1, native):
             if table and (quick or time.perf_counter() - started > budget):
                 break
             if config.threads is not None:
@@ -121,10 +125,27 @@ def measure(config: Config, task: Task, budget: float = BUDGET, quick: bool = Fa
         torch.set_num_threads(threads)
 
 
-def _candidates(model: nn.Module, table: list[Measured], many: int) -> Iterator[Candidate]:
+def _has_convolutions(model: nn.Module) -> bool:
+    return any(isinstance(m, nn.Conv2d) for m in model.modules())
+
+
+def _has_native(model: nn.Module) -> bool:
+    """Whether the model has a use for the native kernels and they can be had: compiled now, which is no time of a round."""
+    if not _has_convolutions(model):
+        return False
+    try:
+        library()
+    except ConfigError:
+        return False
+    return True
+
+
+def _candidates(model: nn.Module, table: list[Measured], many: int, native: bool) -> Iterator[Candidate]:
     """Convolutions first, on one thread; then every other engine with the best of them."""
     yield Candidate("sequential", 1, "default")
-    if any(isinstance(m, nn.Conv2d) for m in model.modules()):
+    if native:
+        yield Candidate("sequential", 1, "native")
+    if _has_convolutions(model):
         yield Candidate("sequential", 1, "channels-last")
         yield Candidate("sequential", 1, "no-onednn")
     kernels = min(table, key=lambda m: m.seconds).candidate.convolution

@@ -19,7 +19,7 @@ from anybit.variants import Steps
 
 EngineName = Literal["auto", "sequential", "stacked", "processes"]
 Precision = Literal["tf32", "fp32", "bf16"]
-Convolution = Literal["default", "no-onednn", "channels-last"]
+Convolution = Literal["default", "no-onednn", "channels-last", "native"]
 MOST_THREADS = 1024
 """Threads are started as asked for: a config from elsewhere must not ask for a million."""
 
@@ -113,8 +113,8 @@ class ComputeOptions:
     chunk: int | None = None
     """Clients that the stacked engine computes at once; fewer need less memory."""
     convolution: Convolution | None = None
-    """Kernels of convolutions on a CPU: torch's default (oneDNN), without oneDNN, or oneDNN with the channel last in
-    memory (sequential and processes engines)."""
+    """Kernels on a CPU: torch's default (oneDNN), without oneDNN, or (sequential and processes engines) oneDNN with the
+    channel last in memory, or native: anybit's own of convolutions, norms and pools, which need a C++ compiler once."""
     workers: int | None = None
     """Worker processes of the processes engine; none: one per core."""
 

@@ -18,3 +18,18 @@ class GroupNormReLU(nn.GroupNorm):
             return self.kernel(x, shortcut, self.weight, self.bias, self.num_groups, self.eps)
         y = super().forward(x)
         return F.relu(y if shortcut is None else y + shortcut)
+
+
+class Subsample(nn.Module):
+    """Every `stride`-th pixel, between `before` and `after` new channels of zeros: a shortcut without parameters."""
+
+    kernel: Callable[[Tensor, int, int, int], Tensor] | None = None
+
+    def __init__(self, stride: int, before: int, after: int) -> None:
+        super().__init__()
+        self.stride, self.before, self.after = stride, before, after
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kernel is not None:
+            return self.kernel(x, self.stride, self.before, self.after)
+        return F.pad(x[:, :, ::self.stride, ::self.stride], (0, 0, 0, 0, self.before, self.after))

@@ -35,6 +35,7 @@ from anybit.federated.server import server
 from anybit.federated.weights import learned_table, trainable, weights
 from anybit.folder import RunFolder, fitting
 from anybit.kernels import has_kernels, use_kernels
+from anybit.kernels.native import library, use_native
 from anybit.machine import convolution, open_engine, pick_device, set_precision
 from anybit.objective import client_loss, cross_entropy, learned_step_scale
 from anybit.quant.alone import Alone
@@ -57,6 +58,9 @@ class Training:
         self.device = own_device(pick_device(config.device))
         set_precision(config.compute.precision)
         self.kernels = self.device.type == "cuda" and config.compute.precision != "fp32" and has_kernels()
+        self.native = self.device.type == "cpu" and config.compute.convolution == "native"
+        if self.native:
+            library()
         self.engine = open_engine(config, self.device)
         self.data = task.data.to(self.device)
         self.model = task.model.to(self.device)
@@ -216,7 +220,10 @@ class Training:
         loss = functools.partial(client_loss, variant=self.task.variant, data=self.data, loss=self.task.loss,
                                  step_scale=scale, bf16=config.compute.precision == "bf16")
         lr = {n: config.client.step_lr if n.startswith(LOG_STEP) else config.client.lr for n in self.state.w}
-        single = Alone(self._prepared(), config.compute.convolution == "channels-last")
+        one = self._prepared()
+        if self.native:
+            use_native(one)
+        single = Alone(one, config.compute.convolution == "channels-last")
         return LocalStep(functools.partial(sgd_step, loss=loss(prepared), lr=lr),
                          functools.partial(sgd_step_alone, loss=loss(single.model, alone=single), lr=lr, lay=single.lay))
 

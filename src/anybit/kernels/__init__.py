@@ -1,4 +1,4 @@
-"""Triton kernels for stacked clients: what libraries do slowly when every client has its own small weights."""
+"""Kernels for what libraries do slowly: Triton ones for stacked clients here, C++ ones for a client on a core in native/."""
 
 from __future__ import annotations
 
@@ -17,21 +17,26 @@ def has_kernels() -> bool:
 
 def use_kernels(model: nn.Module) -> None:
     """Give the layers of a prepared model the kernels that stand in for them: square 2-d convolutions, norms with ReLU."""
-    from anybit.kernels.convolution import conv2d
-
     for layer in model.modules():
-        if isinstance(layer, nn.Conv2d) and _plain(layer):
-            layer.kernel = conv2d  # type: ignore[assignment]
+        if isinstance(layer, nn.Conv2d) and is_plain(layer):
+            layer.kernel = _convolution  # type: ignore[assignment]
         elif isinstance(layer, GroupNormReLU):
             layer.kernel = _norm_relu
 
 
-def _plain(layer: nn.Conv2d) -> bool:
+def is_plain(layer: nn.Conv2d) -> bool:
     """Square, one group, no dilation, zeros around."""
     if isinstance(layer.padding, str) or layer.padding_mode != "zeros" or layer.groups != 1 or {*layer.dilation} != {1}:
         return False
     square = all(len({*sizes}) == 1 for sizes in (layer.kernel_size, layer.stride, layer.padding))
     return square and layer.padding[0] < layer.kernel_size[0]
+
+
+def _convolution(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
+    from anybit.kernels.convolution import conv2d
+
+    out: Tensor = conv2d(x, w, stride, padding)
+    return out if bias is None else out + bias[:, None, None]
 
 
 def _norm_relu(x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, groups: int, eps: float) -> Tensor:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anybit.layers import GroupNormReLU
+from anybit.layers import GroupNormReLU, Subsample
 from anybit.models.initial import Init, initialize
 
 Shortcut = Literal["A", "B"]
@@ -22,19 +21,15 @@ class Block(nn.Module):
         self.norm1 = GroupNormReLU(groups, outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.norm2 = GroupNormReLU(groups, outputs)
-        self.stride, self.grown = stride, outputs - inputs
         self.project: nn.Module | None = None
-        if shortcut == "B" and (stride > 1 or self.grown):
-            self.project = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(groups, outputs))
+        if (grown := outputs - inputs) or stride > 1:
+            # Option A: every other pixel, and new channels of zeros on both sides.
+            self.project = Subsample(stride, grown // 2, grown - grown // 2) if shortcut == "A" else \
+                nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(groups, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv2(self.norm1(self.conv1(x)))
-        if self.project is not None:
-            x = self.project(x)
-        elif self.stride > 1 or self.grown:
-            # Option A: every other pixel, and new channels of zeros on both sides.
-            x = F.pad(x[:, :, ::self.stride, ::self.stride], (0, 0, 0, 0, self.grown // 2, self.grown - self.grown // 2))
-        out: Tensor = self.norm2(y, x)
+        out: Tensor = self.norm2(y, x if self.project is None else self.project(x))
         return out
 
 

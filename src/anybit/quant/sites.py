@@ -119,8 +119,8 @@ class _Quantized(nn.Module):
     weight_quantizer: Quantizer
     input_quantizer: Quantizer
     input_dropout: nn.Module
-    kernel: Callable[[Tensor, Tensor, int, int], Tensor] | None = None
-    """x ∗ w with stride and padding, in place of the library's convolution."""
+    kernel: Callable[[Tensor, Tensor, Tensor | None, int, int], Tensor] | None = None
+    """x ∗ w + bias with stride and padding, in place of the library's convolution."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.input_quantizer(self.input_dropout(x))
@@ -133,8 +133,7 @@ class _Quantized(nn.Module):
 def _conv(self: Any, x: Tensor, weight: Tensor) -> Tensor:
     if self.kernel is None:
         return cast(Tensor, self._conv_forward(x, weight, self.bias))
-    out: Tensor = self.kernel(x, weight, self.stride[0], self.padding[0])
-    return out if self.bias is None else out + self.bias[:, None, None]
+    return cast(Tensor, self.kernel(x, weight, self.bias, self.stride[0], self.padding[0]))
 
 
 def _transposed(functional: Callable[..., Tensor]) -> Callable[[Any, Tensor, Tensor], Tensor]:

@@ -1,0 +1,189 @@
+"""The kernels as differentiable operations. Tensors keep their shape (image, channel, row, column); memory is image-last.
+
+What a kernel does not take (other types, empty batches) goes to the library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from anybit.kernels.native.compiled import library
+
+
+def fits(*tensors: Tensor | None) -> bool:
+    """Whether these can be handed to a kernel: float32 in a CPU's memory, and at least one value."""
+    return all(t is None or (t.dtype == torch.float32 and t.device.type == "cpu" and t.numel() > 0) for t in tensors)
+
+
+def _inner(x: Tensor) -> Tensor:
+    """(image, channel, row, column) → (channel, row, column, image), contiguous; without a copy if memory is so already."""
+    inner = x.permute(1, 2, 3, 0)
+    if inner.is_contiguous():
+        return inner
+    # As a matrix if that needs no copy: transposing one is what the library does fast.
+    return x.flatten(1).t().contiguous().view(inner.shape) if x.is_contiguous() else inner.contiguous()
+
+
+def _empty(images: int, channels: int, rows: int, columns: int) -> Tensor:
+    """Of this shape, image-last in memory; no view, which nobody could overwrite (ReLU in place)."""
+    return torch.empty_strided((images, channels, rows, columns),
+                               (1, rows * columns * images, columns * images, images))
+
+
+def _like(inner: Tensor) -> Tensor:
+    channels, rows, columns, images = inner.shape
+    return _empty(images, channels, rows, columns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _sizes(*sizes: int) -> Any:
+    return (ctypes.c_int64 * len(sizes))(*sizes)
+
+
+class _NormSizes(ctypes.Structure):
+    _fields_ = (*((name, ctypes.c_int64) for name in ("images", "channels", "pixels", "groups", "relu")),
+                ("eps", ctypes.c_double))
+
+
+@functools.lru_cache(maxsize=1024)
+def _norm_sizes(images: int, channels: int, pixels: int, groups: int, relu: bool, eps: float) -> Any:
+    return _NormSizes(images, channels, pixels, groups, relu, eps)
+
+
+def _call(function: str, *tensors: Tensor | None, sizes: Any) -> None:
+    pointers = [None if t is None else t.data_ptr() for t in tensors]
+    getattr(library(), function)(*pointers, ctypes.addressof(sizes))
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
+        inner, w = _inner(x), w.contiguous()
+        channels, height, width, images = inner.shape
+        outputs, kernel = w.shape[0], w.shape[2]
+        rows, columns = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
+        ctx.sizes = _sizes(images, channels, height, width, outputs, kernel, stride, padding)
+        y = _empty(images, outputs, rows, columns)
+        _call("conv_forward", inner, w, bias, y, sizes=ctx.sizes)
+        ctx.save_for_backward(inner, w)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        g, (inner, w) = _inner(gradients[0]), ctx.saved_tensors
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            dx = _like(inner)
+            _call("conv_grad_input", g, w, dx, sizes=ctx.sizes)
+        if ctx.needs_input_grad[1]:
+            dw = torch.empty_like(w)
+            _call("conv_grad_weight", inner, g, dw, sizes=ctx.sizes)
+        if ctx.needs_input_grad[2]:
+            db = torch.empty(w.shape[0])
+            _call("conv_grad_bias", g, db, sizes=ctx.sizes)
+        return dx, dw, db, None, None
+
+
+def conv2d(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
+    """x ∗ w + bias, for square kernels."""
+    if x.dim() != 4 or not fits(x, w, bias) or min(x.shape[2:]) + 2 * padding < w.shape[2]:
+        return F.conv2d(x, w, bias, stride, padding)
+    out: Tensor = _Convolution.apply(x, w, bias, stride, padding)
+    return out
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, groups: int, eps: float,
+                relu: bool) -> Tensor:
+        inner, gamma, beta = _inner(x), gamma.contiguous(), beta.contiguous()
+        channels, height, width, images = inner.shape
+        ctx.sizes = _norm_sizes(images, channels, height * width, groups, relu, eps)
+        y, mean, rstd = _like(inner), torch.empty(groups, images), torch.empty(groups, images)
+        more = None if shortcut is None else _inner(shortcut)
+        _call("norm_forward", inner, more, gamma, beta, y, mean, rstd, sizes=ctx.sizes)
+        ctx.save_for_backward(inner, y if relu and more is not None else None, gamma, beta, mean, rstd)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        g, (inner, y, gamma, beta, mean, rstd) = _inner(gradients[0]), ctx.saved_tensors
+        dx, dgamma, dbeta = _like(inner), torch.empty_like(gamma), torch.empty_like(gamma)
+        more = _like(inner) if ctx.needs_input_grad[1] else None
+        _call("norm_backward", g, inner, y, gamma, beta, mean, rstd, dx, more, dgamma, dbeta, sizes=ctx.sizes)
+        return dx, more, dgamma, dbeta, None, None, None
+
+
+def group_norm(x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, groups: int, eps: float,
+               relu: bool = True) -> Tensor:
+    """ReLU(GroupNorm(x) + shortcut), or without the ReLU."""
+    same = shortcut is None or shortcut.shape == x.shape
+    if x.dim() != 4 or not same or not fits(x, shortcut, gamma, beta):
+        y = F.group_norm(x, groups, gamma, beta, eps)
+        y = y if shortcut is None else y + shortcut
+        return F.relu(y) if relu else y
+    out: Tensor = _Norm.apply(x, shortcut, gamma, beta, groups, eps, relu)
+    return out
+
+
+class _Subsampled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stride: int, before: int, after: int) -> Tensor:
+        part = _inner(x)[:, ::stride, ::stride]
+        channels, rows, columns, images = part.shape
+        ctx.taken, ctx.shape = (stride, slice(before, before + channels)), x.shape
+        y = _empty(images, before + channels + after, rows, columns).zero_()
+        y.permute(1, 2, 3, 0)[ctx.taken[1]] = part
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        stride, channels = ctx.taken
+        dx = _empty(*ctx.shape).zero_()
+        dx.permute(1, 2, 3, 0)[:, ::stride, ::stride] = _inner(gradients[0])[channels]
+        return dx, None, None, None
+
+
+def subsample(x: Tensor, stride: int, before: int, after: int) -> Tensor:
+    """Every `stride`-th pixel, between new channels of zeros: the library's operations would turn memory around."""
+    out: Tensor = _Subsampled.apply(x, stride, before, after)
+    return out
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: int, stride: int, relu: bool) -> Tensor:
+        inner = _inner(x)
+        channels, height, width, images = inner.shape
+        ctx.sizes, ctx.shape = _sizes(images, channels, height, width, kernel, stride, relu), x.shape
+        y = _empty(images, channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1)
+        where = torch.empty_like(y)
+        _call("pool_forward", inner, y, where, sizes=ctx.sizes)
+        ctx.save_for_backward(y if relu else None, where)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        g, (y, where) = _inner(gradients[0]), ctx.saved_tensors
+        dx = _empty(*ctx.shape)
+        _call("pool_backward", g, y, where, dx, sizes=ctx.sizes)
+        return dx, None, None, None
+
+
+def max_pool2d(x: Tensor, kernel: int, stride: int, relu: bool = False) -> Tensor:
+    """Max-pooling without padding, or MaxPool(ReLU(x)), which is ReLU(MaxPool(x)) with the same gradient."""
+    if x.dim() != 4 or not fits(x) or min(x.shape[2:]) < kernel:
+        return F.max_pool2d(F.relu(x) if relu else x, kernel, stride)
+    out: Tensor = _Pool.apply(x, kernel, stride, relu)
+    return out
