@@ -24,7 +24,7 @@ const float* packed(int64_t outputs, int64_t channels, int64_t taps, At at) {
     return to;
 }
 
-// Which taps of one dimension meet the image at a pixel: first, first + tap_step, ... below last; the first one reads `from`.
+// Which taps of one dimension meet the image at a pixel: first, first + tap_step, ... below last; the first reads `from`.
 struct Side {
     int64_t first, last, from;
 };
@@ -32,8 +32,8 @@ struct Side {
 // y[o, i, j] = bias[o] + sum over c and taps of factors * x[c, pixel that the tap reads]; the next tap of a dimension reads
 // `direction` pixels further. Which taps there are changes at the border only, so the list of terms is kept along a row.
 template <class Down, class Right>
-void gather(const float* x, int64_t channels, int64_t height, int64_t width, const float* factors, const float* bias, float* y,
-            int64_t outputs, int64_t out_height, int64_t out_width, int64_t images, int64_t kernel, int64_t tap_step,
+void gather(const float* x, int64_t channels, int64_t height, int64_t width, const float* factors, const float* bias,
+            float* y, int64_t outputs, int64_t out_height, int64_t out_width, int64_t images, int64_t kernel, int64_t tap_step,
             int64_t direction, Down down, Right right) {
     const Blocks blocks(outputs);
     // A term for every channel saves a loop where there are few; where there are many the list would get long.
@@ -67,7 +67,8 @@ void gather(const float* x, int64_t channels, int64_t height, int64_t width, con
                                        sums);
                         float* to = y + start * out_height * out_width * images + first;
                         UNROLL for (int o = 0; o < O; ++o)
-                            UNROLL for (int v = 0; v < N; ++v) slice.put(to + o * out_height * out_width * images, v, sums[o][v]);
+                            UNROLL for (int v = 0; v < N; ++v)
+                                slice.put(to + o * out_height * out_width * images, v, sums[o][v]);
                     });
             });
         }

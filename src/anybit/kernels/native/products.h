@@ -47,7 +47,8 @@ INLINE void correlate(const float* g, int64_t output_step, const float* const (&
     for (int64_t piece = 0; piece < pieces; ++piece) {
         const int64_t at_g = piece * g_step, at_x = piece * x_step;
         int64_t n = 0;
-        for (; n + LANES <= length; n += LANES) add(at_g + n, at_x + n, [](const float* p) INLINE_LAMBDA { return load(p); });
+        for (; n + LANES <= length; n += LANES)
+            add(at_g + n, at_x + n, [](const float* p) INLINE_LAMBDA { return load(p); });
         if (n < length) {
             const int64_t lanes = length - n;
             add(at_g + n, at_x + n, [lanes](const float* p) INLINE_LAMBDA { return load(p, lanes); });
