@@ -1,4 +1,4 @@
-"""How time and memory of a round grow with the cohort, the number of clients and the model, on a CPU.
+"""How time and memory of a round grow with the cohort, the number of clients and the model, on a CPU (native kernels).
 
     python benchmarks/growth.py            # writes results/performance/growth-cpu.json and .svg
 
@@ -68,7 +68,7 @@ def measure(point: dict[str, Any], engine: str) -> dict[str, Any]:
     total = IMAGES * point["clients"]
     images = torch.from_numpy(np.random.default_rng(0).integers(256, size=(total, 3, side, side), dtype=np.uint8))
     examples = Examples(images, torch.arange(total) % 10)
-    options: Any = {"engine": engine, "compute": ComputeOptions(convolution="channels-last")}
+    options: Any = {"engine": engine, "compute": ComputeOptions(convolution="native")}
     config = Config(cohort=point["cohort"], client=ClientOptions(batch_size=32), threads=1, device="cpu", **options)
     task = Task(getattr(models, point["model"])(), mqat(), Data(examples, Examples(images[:8], examples.y[:8])),
                 np.split(np.arange(total), point["clients"]))
@@ -77,7 +77,7 @@ def measure(point: dict[str, Any], engine: str) -> dict[str, Any]:
     state, program = training.state, training._round(training.client_step())
     seconds: list[float] = []
     watcher = Watcher()
-    with convolution("channels-last"):
+    with convolution("native"):
         for round in range(2 if point["cohort"] >= 300 else 4):
             before = time.perf_counter()
             cohort = training.cohort(round)
