@@ -3,7 +3,7 @@
     python benchmarks/peers.py --folder /tmp/peers --rounds 5
 
 creates one environment per peer in the folder (or reuses it), starts every contestant, lets them compute rounds in
-turn, and writes results/performance/peers-cpu.json and .svg. Every contestant reports how many samples it trained.
+turn, and writes results/performance/peers-cpu-MODEL.json and .svg. Every contestant reports how many samples it trained.
 Wall-clock is what counts; on a machine with other work the CPU time of all its processes is the steadier figure.
 """
 
@@ -198,18 +198,17 @@ def ratios(table: list[dict[str, Any]]) -> dict[str, float]:
             "mqat_over_baseline_cpu": mqat["cpu_median"] / mine["cpu_median"]}
 
 
-def plot(results: dict[str, Any], path: Path) -> None:
+def plot(model: str, table: list[dict[str, Any]], path: Path) -> None:
     import matplotlib
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(results), figsize=(5.5 * len(results), 4.2), squeeze=False, layout="constrained")
-    for axis, (model, result) in zip(axes[0], results.items(), strict=True):
-        rows = sorted((r for r in result["table"] if "error" not in r), key=lambda r: -float(r["median"]))
-        axis.barh([r["name"] for r in rows], [r["median"] for r in rows],
-                  color=["#0b6e4f" if r["ours"] else "#9aa5b1" for r in rows])
-        axis.set(title=model, xlabel="seconds per round (median)")
-        axis.tick_params(labelsize=7)
+    figure, axis = pyplot.subplots(figsize=(5.5, 4.2), layout="constrained")
+    rows = sorted((r for r in table if "error" not in r), key=lambda r: -float(r["median"]))
+    axis.barh([r["name"] for r in rows], [r["median"] for r in rows],
+              color=["#0b6e4f" if r["ours"] else "#9aa5b1" for r in rows])
+    axis.set(title=model, xlabel="seconds per round (median)")
+    axis.tick_params(labelsize=7)
     figure.savefig(path)
 
 
@@ -223,18 +222,18 @@ def main() -> None:
     options.add_argument("--out", type=Path, default=RESULTS / "peers-cpu")
     given = options.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    missing, results = environments(given.folder), dict[str, Any]()
+    missing = environments(given.folder)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
     for model in given.models:
         print(model, flush=True)
         table = compete(model, given, missing)
-        results[model] = {"table": table, "ratio": ratios(table), "load": os.getloadavg()}
+        results = {model: {"table": table, "ratio": ratios(table), "load": os.getloadavg()}}
         print("  " + "  ".join(f"{k} {v:.2f}" for k, v in results[model]["ratio"].items()), flush=True)
-        given.out.parent.mkdir(parents=True, exist_ok=True)
         facts = {"date": time.strftime("%Y-%m-%d"), "rounds": given.rounds,
                  "work": f"{given.clients} clients × {IMAGES} images 3×32×32, batch 64, 1 epoch, SGD 0.05",
                  "environment": environment(), "packages": PACKAGES, "models": results}
-        given.out.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n")
-    plot(results, given.out.with_suffix(".svg"))
+        given.out.with_name(f"{given.out.name}-{model}.json").write_text(json.dumps(facts, indent=1) + "\n")
+        plot(model, table, given.out.with_name(f"{given.out.name}-{model}.svg"))
 
 
 if __name__ == "__main__":
