@@ -227,11 +227,12 @@ def main() -> None:
     for model in given.models:
         print(model, flush=True)
         table = compete(model, given, missing)
-        results = {model: {"table": table, "ratio": ratios(table), "load": os.getloadavg()}}
-        print("  " + "  ".join(f"{k} {v:.2f}" for k, v in results[model]["ratio"].items()), flush=True)
+        ratio = ratios(table)
+        print("  " + "  ".join(f"{k} {v:.2f}" for k, v in ratio.items()), flush=True)
         facts = {"date": time.strftime("%Y-%m-%d"), "rounds": given.rounds,
                  "work": f"{given.clients} clients × {IMAGES} images 3×32×32, batch 64, 1 epoch, SGD 0.05",
-                 "environment": environment(), "packages": PACKAGES, "models": results}
+                 "environment": environment(), "packages": PACKAGES,
+                 "models": {model: {"table": table, "ratio": ratio, "load": os.getloadavg()}}}
         given.out.with_name(f"{given.out.name}-{model}.json").write_text(json.dumps(facts, indent=1) + "\n")
         plot(model, table, given.out.with_name(f"{given.out.name}-{model}.svg"))
 
