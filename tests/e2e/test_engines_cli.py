@@ -133,8 +133,9 @@ def test_ranks_do_not_outlive_a_torchrun_that_is_killed(home: Path) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=20)
     assert all(gone(rank) for rank in ranks)
+    seen = (home / "run/metrics.jsonl").read_bytes().count(b"\n")
     resumed = start(home, "resume", "run", "--import", "tiny_models", ranks=2)
-    wait_for(home / "run/metrics.jsonl", resumed, 8)
+    wait_for(home / "run/metrics.jsonl", resumed, seen + 5)
     resumed.terminate()
     _, errors = resumed.communicate(timeout=100)
     assert "continue with: anybit resume run" in errors
