@@ -102,7 +102,8 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         left.loglog([r["cohort"] for r in here], [r["seconds"] for r in here], "o-", label=engine)
         right.semilogx([r["cohort"] for r in here], [r["peak_mib"] for r in here], "o-", label=engine)
     left.set(xlabel="clients in the cohort", ylabel="seconds per round")
-    right.set(xlabel="clients in the cohort", ylabel="peak memory, MiB", ylim=(0, None))
+    right.set(xlabel="clients in the cohort", ylabel="peak memory, MiB",
+              ylim=(0, 1.1 * max(r["peak_mib"] for r in rows if r["axis"] == "cohort")))
     left.legend()
     figure.savefig(path)
 
