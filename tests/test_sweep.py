@@ -131,6 +131,14 @@ def test_a_sweep_is_a_folder_of_ordinary_runs(small: SweepFolder) -> None:
     assert Path("sweep/mqat-seed2/model.safetensors").stat().st_mtime_ns == before, "finished runs are not trained again"
 
 
+def test_what_a_killed_writer_left_behind_is_removed(small: SweepFolder) -> None:
+    left = small.path / ".sweep.json.dbcd9m3f"
+    left.write_text("{")
+    train_sweep(small, SweepWatch(), TRUSTED)
+    assert not left.exists()
+    assert (small.path / "sweep.json").exists()
+
+
 def test_another_definition_is_refused(small: SweepFolder, home: Path) -> None:
     SweepFolder.begin(Path("sweep"), plan(["quickstart"], TINY, [1, 2]))
     for names, overrides, seeds in ((["quickstart"], TINY, [1, 2, 3]), (["quickstart"], [*TINY, "rounds=5"], [1, 2]),

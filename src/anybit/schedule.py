@@ -95,6 +95,7 @@ def train_sweep(sweep: SweepFolder, watch: SweepWatch, trusted: Collection[str] 
     """Train every run that is not finished; {name: reason} of those that failed. Calling again retries them."""
     failed: dict[str, str] = {}
     with sweep.locked():
+        sweep.tidy()
         for group in groups(sweep.unfinished()):
             if watch.over:
                 break

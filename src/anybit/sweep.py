@@ -18,7 +18,7 @@ from anybit.errors import AnybitError, ConfigError, RunError
 from anybit.files import writing
 from anybit.folder import locked
 from anybit.schema import plain, read
-from anybit.tensors import read_json, write_json
+from anybit.tensors import read_json, stale, write_json
 
 _SHARED = ("data", "split", "model", "rounds", "cohort", "weighting", "loss", "client", "server", "sites", "engine",
            "device", "threads")
@@ -141,6 +141,12 @@ class SweepFolder:
 
     def unfinished(self) -> list[PlannedRun]:
         return [run for run in self.runs if not self.finished(run)]
+
+    def tidy(self) -> None:
+        """Remove the temporary files of a process that was killed while writing. The caller holds the lock."""
+        for part in stale(self.path):
+            with writing(part, "mend the disk, then run the sweep again"):
+                part.unlink(missing_ok=True)
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the sweep while training its runs."""
