@@ -1,4 +1,4 @@
-"""Which tiles the kernels should have on a GPU: every candidate at the layers of ResNet-20, the fastest first.
+"""Which tiles the kernels should have on a GPU: every candidate at the layers of ResNet-20 and LeNet-5, the fastest first.
 
     python benchmarks/gpu_tiles.py --precision tf32 --clients 50
 
@@ -22,19 +22,21 @@ import triton
 from anybit.kernels import convolution, norm
 
 IMAGES = 64
-LAYERS = [(16, 16, 32), (32, 32, 16), (64, 64, 8), (3, 16, 32)]
-"""(channels in, out, side); 3×3, stride 1."""
+LAYERS = [(16, 16, 32, 3, 1), (32, 32, 16, 3, 1), (64, 64, 8, 3, 1), (3, 16, 32, 3, 1), (3, 20, 32, 5, 0),
+          (20, 50, 14, 5, 0), (50, 20, 10, 5, 4)]
+"""(channels in, out, side, kernel, padding): convolutions of ResNet-20 and LeNet-5, and a gradient of LeNet-5's."""
 
 
 class Candidate(NamedTuple):
     """A kernel at a layer with its tiles."""
 
     kernel: str
-    layer: tuple[int, int, int]
+    layer: tuple[int, int, int, int, int]
     pixels: int
     together: int
     warps: int
-    programs: int
+    rows: int = 0
+    stages: int = 0
 
 
 def _tile(size: int) -> int:
@@ -43,16 +45,17 @@ def _tile(size: int) -> int:
 
 def candidates() -> Iterator[Candidate]:
     for layer in LAYERS:
-        inner = layer[0]
-        for pixels, together, warps in itertools.product((32, 64, 128, 256), (16, 32, 64, 128), (2, 4, 8)):
-            if together <= _tile(9 * inner) and pixels >= 64:
-                yield Candidate("convolve", layer, pixels, together, warps, 0)
-            if 64 <= together <= max(64, _tile(3 * inner)) and pixels <= 128 and warps >= 4:
-                for programs in (528, 1056):
-                    yield Candidate("weight_grad", layer, pixels, together, warps, programs)
-        if inner >= 16:
-            for kernel, warps in itertools.product(("norm", "norm_grad"), (2, 4, 8, 16)):
-                yield Candidate(kernel, layer, 0, 0, warps, 0)
+        inner, outer, _, kernel, _ = layer
+        one_tap = {_tile(min(inner, 64)), 32} if inner >= convolution.MANY else {_tile(kernel * kernel * inner)}
+        for (pixels, warps), together in itertools.product(((64, 4), (128, 4), (128, 8), (256, 8)), one_tap):
+            yield Candidate("convolve", layer, pixels, together, warps)
+        for pixels, rows, stages in itertools.product((32, 64, 128), (1, kernel), (1, 2, 3)):
+            together = min(64, _tile(kernel * inner))
+            if rows * together * min(64, _tile(outer)) <= 3 * 64 * 64:
+                yield Candidate("weight_grad", layer, pixels, together, 4, rows, stages)
+        if kernel == 3 and inner >= convolution.MANY:
+            for name, warps in itertools.product(("norm", "norm_grad"), (2, 4, 8, 16)):
+                yield Candidate(name, layer, 0, 0, warps)
 
 
 class Bench:
@@ -62,37 +65,41 @@ class Bench:
         self.clients, self.dtype = clients, dtype
         self.tensors: dict[Any, dict[str, torch.Tensor]] = {}
 
-    def of(self, layer: tuple[int, int, int]) -> dict[str, torch.Tensor]:
+    def of(self, layer: tuple[int, int, int, int, int]) -> dict[str, torch.Tensor]:
         if layer not in self.tensors:
-            inner, outer, side = layer
+            inner, outer, side, kernel, padding = layer
+            after = side + 2 * padding - kernel + 1
 
             def draw(*shape: int, dtype: torch.dtype = self.dtype) -> torch.Tensor:
                 return torch.randn(self.clients, *shape, device="cuda", dtype=dtype)
-            maps = {name: draw(IMAGES, side, side, outer) for name in ("y", "dy", "dx", "dshortcut")}
+            maps = {name: draw(IMAGES, after, after, outer) for name in ("y", "dy", "dx", "dshortcut")}
             self.tensors[layer] = {
-                "x": draw(IMAGES, side, side, inner), "w": draw(3, 3, inner, outer), **maps,
+                "x": draw(IMAGES, side, side, inner), "w": draw(outer, kernel, kernel, inner), **maps,
                 **{name: draw(outer, dtype=torch.float32) for name in ("gamma", "beta")},
                 **{name: draw(IMAGES, 2, outer, dtype=torch.float32) for name in ("moments", "sums")}}
         return self.tensors[layer]
 
     def launch(self, c: Candidate) -> Callable[[], Any]:
-        inner, outer, side = c.layer
-        t, pixels, tile_o = self.of(c.layer), IMAGES * side * side, min(64, _tile(outer))
-        sides = (side,) * 4
-        shape = {"I": inner, "O": outer, "K": 3, "STRIDE": 1, "PAD": 1, "BM": c.pixels, "BJ": c.together, "BO": tile_o}
+        inner, outer, side, kernel, padding = c.layer
+        after = side + 2 * padding - kernel + 1
+        t, pixels, tile_o = self.of(c.layer), IMAGES * after * after, min(64, _tile(outer))
+        shape = {"H": side, "W": side, "OH": after, "OW": after, "I": inner, "O": outer, "K": kernel, "STRIDE": 1,
+                 "PAD": padding, "BM": c.pixels, "BJ": c.together, "BO": tile_o}
         if c.kernel == "convolve":
             grid = (triton.cdiv(pixels, c.pixels), triton.cdiv(outer, tile_o), self.clients)
-            return lambda: convolution._convolve_kernel[grid](t["x"], t["w"], t["y"], pixels, *sides, num_warps=c.warps,
-                                                              **shape)
+            return lambda: convolution._convolve_kernel[grid](t["x"], t["w"], t["y"], pixels, MANY=convolution.MANY,
+                                                              num_warps=c.warps, **shape)
         if c.kernel == "weight_grad":
-            blocks, per = triton.cdiv(pixels, c.pixels), 3 * triton.cdiv(3 * inner, c.together) * triton.cdiv(outer, tile_o)
-            steps = triton.cdiv(blocks, max(1, min(blocks, c.programs // (per * self.clients))))
+            blocks = triton.cdiv(pixels, c.pixels)
+            per = kernel // c.rows * triton.cdiv(kernel * inner, c.together) * triton.cdiv(outer, tile_o)
+            steps = triton.cdiv(blocks, max(1, min(blocks, convolution.PROGRAMS // (per * self.clients))))
             parts = triton.cdiv(blocks, steps)
-            out = torch.empty(self.clients, parts, 3, 3, inner, outer, device="cuda")
+            out = torch.empty(self.clients, parts, kernel, kernel, inner, outer, device="cuda")
             split = self.dtype == torch.float32
             return lambda: (convolution._weight_grad_kernel[parts, per, self.clients](
-                t["x"], t["dy"], out, pixels, *sides, STEPS=steps, SPLIT=split, num_warps=c.warps, **shape), out.sum(1))
-        sizes = {"IMAGES": IMAGES, "C": outer, "BP": side * side, "BC": _tile(outer), "GROUPS": 2, "HAS_SHORTCUT": True}
+                t["x"], t["dy"], out, pixels, SPLIT=split, STEPS=steps, ROWS=c.rows, STAGES=c.stages, num_warps=c.warps,
+                **shape), out.sum(1))
+        sizes = {"IMAGES": IMAGES, "C": outer, "BP": pixels // IMAGES, "BC": _tile(outer), "GROUPS": 2, "HAS_SHORTCUT": True}
         images = (self.clients * IMAGES,)
         if c.kernel == "norm":
             return lambda: norm._forward_kernel[images](t["y"], t["dy"], t["gamma"], t["beta"], t["dx"], t["moments"],
@@ -148,7 +155,8 @@ def main() -> None:
     for (kernel, layer), rows in found.items():
         print(f"{kernel} {layer}")
         for us, c in sorted(rows)[:given.top]:
-            print(f"  {us:7.1f} µs  pixels {c.pixels}, together {c.together}, warps {c.warps}, programs {c.programs}")
+            print(f"  {us:7.1f} µs  pixels {c.pixels}, together {c.together}, warps {c.warps}, rows {c.rows}, "
+                  f"stages {c.stages}")
 
 
 if __name__ == "__main__":

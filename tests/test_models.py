@@ -46,6 +46,15 @@ def test_he_initialization_is_wider() -> None:
     assert float(hidden.weight.detach().std()) == pytest.approx((2 / 500) ** 0.5, rel=0.1)  # type: ignore[operator, union-attr]
 
 
+def test_xavier_initialization_reaches_the_last_layer() -> None:
+    torch.manual_seed(0)
+    model = lenet5(init="xavier")
+    for name, inputs, outputs in (("0", 75, 500), ("3", 500, 1250), ("7", 1250, 500), ("9", 500, 10)):
+        layer, bound = model.get_submodule(name), (6 / (inputs + outputs)) ** 0.5
+        assert 0.95 * bound < float(layer.weight.detach().abs().max()) <= bound  # type: ignore[operator, union-attr]
+        assert not layer.bias.detach().any()  # type: ignore[operator, union-attr]
+
+
 def test_lenet_refuses_images_it_cannot_pool() -> None:
     with pytest.raises(ValueError, match="too small"):
         lenet5(1, 8)

@@ -8,7 +8,7 @@ gathered while it is multiplied, with nothing unfolded in memory. Tiles are the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,77 +21,98 @@ from anybit.kernels.operators import channels_last, laid_out, operator
 PROGRAMS = 1056
 """Programs that keep a large GPU busy; a sum over pixels is cut into as many parts as that takes."""
 
+MANY = 16
+"""Input channels from which a tap fills a tile; fewer are taken together with other taps."""
+
 
 @triton.jit
-def _pixel(m, height, width):
+def _pixel(m, H: tl.constexpr, W: tl.constexpr):
     """(image, row, column) of pixel number m."""
-    rest = m // width
-    return rest // height, rest % height, m % width
+    rest = m // W
+    return rest // H, rest % H, m % W
 
 
 @triton.jit
-def _convolve_kernel(x, w, y, pixels, height, width, out_height, out_width, I: tl.constexpr, O: tl.constexpr,
-                     K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BM: tl.constexpr, BJ: tl.constexpr,
-                     BO: tl.constexpr):
-    """y[g, m, o] = Σ_j x[g, corner(m) + place(j)] · w[g, j, o], j = (kernel row, tap, channel)."""
+def _convolve_kernel(x, w, y, pixels, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, I: tl.constexpr,
+                     O: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, MANY: tl.constexpr,
+                     BM: tl.constexpr, BJ: tl.constexpr, BO: tl.constexpr):
+    """y[g, m, o] = Σ_j x[g, corner(m) + place(j)] · w[g, o, j], j = (kernel row, tap, channel).
+
+    Sizes are constants: divisions by them would cost more than the products. With many channels a piece of j lies in one
+    tap, so that what is seen of the image depends on the pixel alone and channels are read in whole vectors.
+    """
     g = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
-    image, row, column = _pixel(m, out_height, out_width)
+    image, row, column = _pixel(m, OH, OW)
     top, left = row * STRIDE - PAD, column * STRIDE - PAD
-    corner = ((image * height + top) * width + left) * I
-    images = pixels // (out_height * out_width)
-    x += g * images * height * width * I
-    w += g * K * K * I * O
+    corner = ((image * H + top) * W + left) * I
+    alive = m < pixels
+    x += g * (pixels // (OH * OW)) * (H * W * I)
+    w += g * (K * K * I * O)
+    per: tl.constexpr = (I + BJ - 1) // BJ
+    pieces: tl.constexpr = K * K * per if I >= MANY else (K * K * I + BJ - 1) // BJ
     total = tl.zeros((BM, BO), tl.float32)
-    for start in tl.static_range(0, K * K * I, BJ):
-        j = start + tl.arange(0, BJ)
-        k, rest = j // (K * I), j % (K * I)
-        r, c = top[:, None] + k[None, :], left[:, None] + (rest // I)[None, :]
-        alive = (m < pixels)[:, None] & (j < K * K * I)[None, :]
-        a = tl.load(x + corner[:, None] + (k * width * I + rest)[None, :], other=0.0,
-                    mask=alive & (r >= 0) & (r < height) & (c >= 0) & (c < width))
-        b = tl.load(w + j[:, None] * O + o[None, :], other=0.0, mask=(j < K * K * I)[:, None] & (o < O)[None, :])
-        total = tl.dot(a, b, total)
+    for piece in tl.range(pieces, num_stages=3):
+        if I >= MANY:
+            tap, i = piece // per, piece % per * BJ + tl.arange(0, BJ)
+            j, real = tap * I + i, i < I
+            k, r, c = tap // K, top + tap // K, left + tap % K
+            seen = (alive & (r >= 0) & (r < H) & (c >= 0) & (c < W))[:, None]
+        else:
+            j = piece * BJ + tl.arange(0, BJ)
+            k, real = j // (K * I), j < K * K * I
+            r, c = top[:, None] + k[None, :], left[:, None] + (j // I % K)[None, :]
+            seen = alive[:, None] & (r >= 0) & (r < H) & (c >= 0) & (c < W)
+        a = tl.load(x + corner[:, None] + (k * (W - K) * I + j)[None, :], mask=seen & real[None, :], other=0.0)
+        b = tl.load(w + o[:, None] * (K * K * I) + j[None, :], mask=(o < O)[:, None] & real[None, :], other=0.0)
+        total = tl.dot(a, tl.trans(b), total)
     tl.store(y + (g * pixels + m[:, None]) * O + o[None, :], total.to(y.dtype.element_ty),
-             mask=(m < pixels)[:, None] & (o < O)[None, :])
+             mask=alive[:, None] & (o < O)[None, :])
 
 
 @triton.jit
-def _strided_grad_kernel(dy, w, dx, pixels, height, width, in_height, in_width, O: tl.constexpr, I: tl.constexpr,
-                         K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr,
-                         BI: tl.constexpr):
-    """The gradient of the input when stride > 1, w as [g, row, tap, o, i].
+def _strided_grad_kernel(dy, w, dx, pixels, H: tl.constexpr, W: tl.constexpr, IH: tl.constexpr, IW: tl.constexpr,
+                         O: tl.constexpr, I: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
+                         BM: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr):
+    """The gradient of the input when stride > 1, w as [g, i, row, tap, o].
 
     Pixels whose position has the same remainder by the stride meet the same taps, so a program takes one remainder.
     """
     g = tl.program_id(2).to(tl.int64)
     remainder = tl.program_id(1)
-    across, down = (in_width + STRIDE - 1) // STRIDE, (in_height + STRIDE - 1) // STRIDE
     m = tl.program_id(0) * BM + tl.arange(0, BM)
-    image, row, column = _pixel(m, down, across)
+    image, row, column = _pixel(m, (IH + STRIDE - 1) // STRIDE, (IW + STRIDE - 1) // STRIDE)
     top, left = remainder // STRIDE, remainder % STRIDE
     row, column = row * STRIDE + top, column * STRIDE + left
-    images = pixels // (in_height * in_width)
-    inside = (image < images) & (row < in_height) & (column < in_width)
+    images = pixels // (IH * IW)
+    inside = (image < images) & (row < IH) & (column < IW)
     i, o = tl.arange(0, BI), tl.arange(0, BO)
-    dy += g * images * height * width * O
-    w += g * K * K * O * I
+    dy += g * images * (H * W * O)
+    w += g * (K * K * O * I)
     total = tl.zeros((BM, BI), tl.float32)
     for k in tl.static_range(K):
         for t in tl.static_range(K):
             if (top + PAD - k) % STRIDE == 0 and (left + PAD - t) % STRIDE == 0:
                 r, c = (row + PAD - k) // STRIDE, (column + PAD - t) // STRIDE
-                seen = inside & (row + PAD >= k) & (column + PAD >= t) & (r < height) & (c < width)
+                seen = inside & (row + PAD >= k) & (column + PAD >= t) & (r < H) & (c < W)
                 for start in tl.static_range(0, O, BO):
                     n = start + o
-                    a = tl.load(dy + ((image * height + r) * width + c)[:, None] * O + n[None, :],
+                    a = tl.load(dy + ((image * H + r) * W + c)[:, None] * O + n[None, :],
                                 mask=seen[:, None] & (n < O)[None, :], other=0.0)
-                    b = tl.load(w + ((k * K + t) * O + n[:, None]) * I + i[None, :],
-                                mask=(n < O)[:, None] & (i < I)[None, :], other=0.0)
-                    total = tl.dot(a, b, total)
-    place = g * pixels + (image * in_height + row) * in_width + column
+                    b = tl.load(w + (i[:, None] * (K * K) + k * K + t) * O + n[None, :],
+                                mask=(i < I)[:, None] & (n < O)[None, :], other=0.0)
+                    total = tl.dot(a, tl.trans(b), total)
+    place = g * pixels + (image * IH + row) * IW + column
     tl.store(dx + place[:, None] * I + i[None, :], total.to(dx.dtype.element_ty), mask=inside[:, None] & (i < I)[None, :])
+
+
+@triton.jit
+def _halves(a):
+    """float32 a as the sum of two bfloat16: the upper half of its bits, and what that leaves."""
+    bits = a.to(tl.uint32, bitcast=True)
+    high = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    return high, (a - (bits & 0xFFFF0000).to(tl.float32, bitcast=True)).to(tl.bfloat16)
 
 
 @triton.jit
@@ -99,8 +120,8 @@ def _transposed_dot(a, b, total, SPLIT: tl.constexpr):
     """total + aᵀ·b. The matrix units transpose 16-bit tiles only, so float32 goes through as sums of two bfloat16:
     three products, closer to float32 than one in TF32."""
     if SPLIT:
-        a_high, b_high = a.to(tl.bfloat16), b.to(tl.bfloat16)
-        a_low, b_low = (a - a_high.to(tl.float32)).to(tl.bfloat16), (b - b_high.to(tl.float32)).to(tl.bfloat16)
+        a_high, a_low = _halves(a)
+        b_high, b_low = _halves(b)
         total = tl.dot(tl.trans(a_low), b_high, total)
         total = tl.dot(tl.trans(a_high), b_low, total)
         total = tl.dot(tl.trans(a_high), b_high, total)
@@ -110,35 +131,40 @@ def _transposed_dot(a, b, total, SPLIT: tl.constexpr):
 
 
 @triton.jit
-def _weight_grad_kernel(x, dy, out, pixels, height, width, out_height, out_width, I: tl.constexpr, O: tl.constexpr,
-                        K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, STEPS: tl.constexpr, SPLIT: tl.constexpr,
+def _weight_grad_kernel(x, dy, out, pixels, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+                        I: tl.constexpr, O: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
+                        SPLIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
                         BM: tl.constexpr, BJ: tl.constexpr, BO: tl.constexpr):
     """out[g, part, row, j, o] = Σ over the part's pixels m of x[g, segment(m, row) + j] · dy[g, m, o].
 
-    Parts are added up afterwards in a fixed order: no atomics, the same bits always.
+    A program takes ROWS rows of the kernel, for which it reads dy once. Parts are added up afterwards in a fixed order:
+    no atomics, the same bits always.
     """
-    part, g = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    part, g = tl.program_id(0), tl.program_id(2).to(tl.int64)
     blocks: tl.constexpr = (K * I + BJ - 1) // BJ
-    k = tl.program_id(1) % K
-    j = (tl.program_id(1) // K % blocks) * BJ + tl.arange(0, BJ)
-    o = (tl.program_id(1) // K // blocks) * BO + tl.arange(0, BO)
+    turns: tl.constexpr = K // ROWS
+    first = tl.program_id(1) % turns * ROWS
+    j = (tl.program_id(1) // turns % blocks) * BJ + tl.arange(0, BJ)
+    o = (tl.program_id(1) // turns // blocks) * BO + tl.arange(0, BO)
     tap = j // I
-    images = pixels // (out_height * out_width)
-    x += g * images * height * width * I
+    x += g * (pixels // (OH * OW)) * (H * W * I)
     dy += g * pixels * O
-    total = tl.zeros((BJ, BO), tl.float32)
-    for step in range(STEPS):
-        m = ((part * STEPS + step) * BM + tl.arange(0, BM)).to(tl.int32)
-        image, row, column = _pixel(m, out_height, out_width)
-        r, first = row * STRIDE - PAD + k, column * STRIDE - PAD
-        c = first[:, None] + tap[None, :]
-        alive = (m < pixels) & (r >= 0) & (r < height)
-        a = tl.load(x + (((image * height + r) * width + first) * I)[:, None] + j[None, :], other=0.0,
-                    mask=alive[:, None] & (c >= 0) & (c < width) & (j < K * I)[None, :])
+    totals = (tl.zeros((BJ, BO), tl.float32),) * ROWS
+    for step in tl.range(STEPS, num_stages=STAGES):
+        m = (part * STEPS + step) * BM + tl.arange(0, BM)
+        image, row, column = _pixel(m, OH, OW)
+        top, left = row * STRIDE - PAD + first, column * STRIDE - PAD
+        c = left[:, None] + tap[None, :]
+        inside = (m < pixels)[:, None] & (c >= 0) & (c < W) & (j < K * I)[None, :]
+        corner = ((image * H + top) * W + left) * I
         b = tl.load(dy + m[:, None] * O + o[None, :], mask=(m < pixels)[:, None] & (o < O)[None, :], other=0.0)
-        total = _transposed_dot(a, b, total, SPLIT)
-    place = (((g * tl.num_programs(0) + part) * K + k) * K * I + j[:, None]) * O + o[None, :]
-    tl.store(out + place, total, mask=(j < K * I)[:, None] & (o < O)[None, :])
+        for k in tl.static_range(ROWS):
+            seen = inside & ((top + k >= 0) & (top + k < H))[:, None]
+            a = tl.load(x + (corner + k * W * I)[:, None] + j[None, :], mask=seen, other=0.0)
+            totals = totals[1:] + (_transposed_dot(a, b, totals[0], SPLIT),)  # noqa: RUF005 (Triton has no stars)
+    for k in tl.static_range(ROWS):
+        place = (((g * tl.num_programs(0) + part) * K + first + k) * K * I + j[:, None]) * O + o[None, :]
+        tl.store(out + place, totals[k], mask=(j < K * I)[:, None] & (o < O)[None, :])
 
 
 def _tile(size: int, most: int) -> int:
@@ -150,29 +176,29 @@ def _out(side: int, kernel: int, stride: int, padding: int) -> int:
 
 
 def _convolve(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
-    """x ∗ w; x (client, image, channel, row, column), w (client, row, tap, in, out)."""
+    """x ∗ w; x (client, image, channel, row, column), w (client, out, row, tap, in)."""
     x, w = laid_out(x), w.contiguous()
     clients, images, inner, height, width = x.shape
-    kernel, outer = w.shape[1], w.shape[4]
+    outer, kernel = w.shape[1:3]
     out_height, out_width = _out(height, kernel, stride, padding), _out(width, kernel, stride, padding)
     y = channels_last(x, clients, images, outer, out_height, out_width)
     pixels, tile = images * out_height * out_width, _tile(outer, 64)
-    together = inner if inner >= 16 else kernel * kernel * inner
+    together = _tile(inner, 32) if inner >= MANY else _tile(kernel * kernel * inner, 128)
     _convolve_kernel[(triton.cdiv(pixels, 128), triton.cdiv(outer, tile), clients)](
-        x, w, y, pixels, height, width, out_height, out_width, I=inner, O=outer, K=kernel, STRIDE=stride, PAD=padding,
-        BM=128, BJ=_tile(together, 64), BO=tile, num_warps=4)
+        x, w, y, pixels, H=height, W=width, OH=out_height, OW=out_width, I=inner, O=outer, K=kernel, STRIDE=stride,
+        PAD=padding, MANY=MANY, BM=128, BJ=together, BO=tile, num_warps=4)
     return y
 
 
 def _strided_grad(dy: Tensor, w: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
-    """The gradient of the input when stride > 1; w (client, row, tap, out, in)."""
+    """The gradient of the input when stride > 1; w (client, in, row, tap, out)."""
     dy, w = laid_out(dy), w.contiguous()
     clients, images, outer = dy.shape[:3]
-    kernel, inner = w.shape[1], w.shape[4]
+    inner, kernel = w.shape[1:3]
     dx = channels_last(dy, clients, images, inner, height, width)
     each = images * triton.cdiv(height, stride) * triton.cdiv(width, stride)
     _strided_grad_kernel[(triton.cdiv(each, 128), stride * stride, clients)](
-        dy, w, dx, images * height * width, dy.shape[3], dy.shape[4], height, width, O=outer, I=inner, K=kernel,
+        dy, w, dx, images * height * width, H=dy.shape[3], W=dy.shape[4], IH=height, IW=width, O=outer, I=inner, K=kernel,
         STRIDE=stride, PAD=padding, BM=128, BO=_tile(outer, 64), BI=_tile(inner, 512), num_warps=4)
     return dx
 
@@ -180,40 +206,54 @@ def _strided_grad(dy: Tensor, w: Tensor, height: int, width: int, stride: int, p
 def _weight_grad(x: Tensor, dy: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
     """The gradient of w (client, part, row, tap, in, out) in float32, still to be summed over parts."""
     x, dy = laid_out(x), laid_out(dy)
-    clients, images, inner, height, width = x.shape
+    clients, _, inner, height, width = x.shape
     outer, out_height, out_width = dy.shape[2:]
-    parts, steps, tile_j, tile_o = _weight_plan(x, images * out_height * out_width, kernel, outer)
-    out = x.new_empty((clients, parts, kernel, kernel, inner, outer), dtype=torch.float32)
-    grid = (parts, kernel * triton.cdiv(kernel * inner, tile_j) * triton.cdiv(outer, tile_o), clients)
-    _weight_grad_kernel[grid](
-        x, dy, out, images * out_height * out_width, height, width, out_height, out_width, I=inner, O=outer, K=kernel,
-        STRIDE=stride, PAD=padding, STEPS=steps, SPLIT=x.is_cuda and x.dtype == torch.float32, BM=64, BJ=tile_j, BO=tile_o,
-        num_warps=4)
+    plan = _weight_plan(x, dy, kernel)
+    out = x.new_empty((clients, plan.parts, kernel, kernel, inner, outer), dtype=torch.float32)
+    _weight_grad_kernel[(plan.parts, plan.programs, clients)](
+        x, dy, out, x.shape[1] * out_height * out_width, H=height, W=width, OH=out_height, OW=out_width,
+        I=inner, O=outer, K=kernel, STRIDE=stride, PAD=padding, SPLIT=x.is_cuda and x.dtype == torch.float32,
+        STEPS=plan.steps, ROWS=plan.rows, STAGES=plan.stages, BM=plan.pixels, BJ=plan.tile_j, BO=plan.tile_o, num_warps=4)
     return out
 
 
-def _weight_plan(x: Tensor, pixels: int, kernel: int, outer: int) -> tuple[int, int, int, int]:
-    """(parts, steps of 64 pixels in each, tile of (tap, channel), tile of outputs)."""
-    clients, inner = x.shape[0], x.shape[2]
-    room = 128 if x.element_size() == 2 and kernel * inner <= 128 else 64
-    tile_j, tile_o = _tile(kernel * inner, room), _tile(outer, 64)
-    programs = kernel * triton.cdiv(kernel * inner, tile_j) * triton.cdiv(outer, tile_o) * clients
-    blocks = triton.cdiv(pixels, 64)
-    steps = triton.cdiv(blocks, max(1, min(blocks, PROGRAMS // programs)))
-    return triton.cdiv(blocks, steps), steps, tile_j, tile_o
+class _Plan(NamedTuple):
+    """How a sum over pixels is cut: into parts, each of so many steps of so many pixels, by so many programs."""
+
+    parts: int
+    steps: int
+    pixels: int
+    programs: int
+    rows: int
+    stages: int
+    tile_j: int
+    tile_o: int
+
+
+def _weight_plan(x: Tensor, dy: Tensor, kernel: int) -> _Plan:
+    """Rows of the kernel share a program where registers have room for their sums. float32 is split on its way, which a
+    load that runs ahead would slow down."""
+    wide = x.element_size() > 2
+    pixels, stages = (32, 1) if wide else (64, 3)
+    tile_j, tile_o = _tile(kernel * x.shape[2], 64), _tile(dy.shape[2], 64)
+    rows = kernel if kernel * tile_j * tile_o <= 3 * 64 * 64 else 1
+    programs = kernel // rows * triton.cdiv(kernel * x.shape[2], tile_j) * triton.cdiv(dy.shape[2], tile_o)
+    blocks = triton.cdiv(dy.shape[1] * dy.shape[3] * dy.shape[4], pixels)
+    steps = triton.cdiv(blocks, max(1, min(blocks, PROGRAMS // (programs * x.shape[0]))))
+    return _Plan(triton.cdiv(blocks, steps), steps, pixels, programs, rows, stages, tile_j, tile_o)
 
 
 def _fake_convolve(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
-    height, width = (_out(side, w.shape[1], stride, padding) for side in x.shape[3:])
-    return channels_last(x, x.shape[0], x.shape[1], w.shape[4], height, width)
+    height, width = (_out(side, w.shape[2], stride, padding) for side in x.shape[3:])
+    return channels_last(x, x.shape[0], x.shape[1], w.shape[1], height, width)
 
 
 def _fake_strided_grad(dy: Tensor, w: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
-    return channels_last(dy, dy.shape[0], dy.shape[1], w.shape[4], height, width)
+    return channels_last(dy, dy.shape[0], dy.shape[1], w.shape[1], height, width)
 
 
 def _fake_weight_grad(x: Tensor, dy: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
-    parts = _weight_plan(x, x.shape[1] * dy.shape[3] * dy.shape[4], kernel, dy.shape[2])[0]
+    parts = _weight_plan(x, dy, kernel).parts
     return x.new_empty((x.shape[0], parts, kernel, kernel, x.shape[2], dy.shape[2]), dtype=torch.float32)
 
 
@@ -231,7 +271,7 @@ class _Conv2d(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
-        out: Tensor = convolve(x, w.permute(0, 3, 4, 2, 1).contiguous(), stride, padding)
+        out: Tensor = convolve(x, w.permute(0, 1, 3, 4, 2).contiguous(), stride, padding)
         return out
 
     @staticmethod
@@ -244,9 +284,9 @@ class _Conv2d(torch.autograd.Function):
         x, w = ctx.saved_tensors
         dy, kernel, dx, dw = laid_out(dy), w.shape[-1], None, None
         if ctx.needs_input_grad[0]:
-            turned = w.permute(0, 3, 4, 1, 2)
+            turned = w.permute(0, 2, 3, 4, 1)
             if ctx.stride == 1:  # a convolution again, with the taps in opposite order
-                dx = convolve(dy, turned.flip(1, 2).contiguous(), 1, kernel - 1 - ctx.padding)
+                dx = convolve(dy, turned.flip(2, 3).contiguous(), 1, kernel - 1 - ctx.padding)
             else:
                 dx = strided_grad(dy, turned.contiguous(), x.shape[3], x.shape[4], ctx.stride, ctx.padding)
         if ctx.needs_input_grad[1]:

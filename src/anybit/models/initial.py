@@ -7,12 +7,18 @@ from typing import Literal
 
 from torch import nn
 
-Init = Literal["torch", "he"]
-"""torch: U(±1/√inputs), what its layers do by themselves · he: N(0, 2/outputs) (He et al.), about 2.4 times as wide."""
+Init = Literal["torch", "he", "xavier"]
+"""torch: U(±1/√inputs), what its layers do by themselves · he: N(0, 2/outputs) where a ReLU follows (He et al.), about
+2.4 times as wide · xavier: U(±√(6/(inputs + outputs))), biases 0 (Glorot & Bengio), what Keras' layers do."""
 
 
-def initialize(layers: Iterable[nn.Conv2d | nn.Linear], init: Init) -> None:
-    """Draw the weights of layers that a ReLU follows."""
+def initialize(hidden: Iterable[nn.Conv2d | nn.Linear], head: nn.Linear, init: Init) -> None:
+    """Draw the weights of the layers that a ReLU follows, and of the last one."""
     if init == "he":
-        for layer in layers:
+        for layer in hidden:
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    elif init == "xavier":
+        for layer in (*hidden, head):
+            nn.init.xavier_uniform_(layer.weight)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)

@@ -65,6 +65,6 @@ def resnet18(in_channels: int = 3, classes: int = 200, groups: int = 2, init: In
     return _initialized(ResNet(in_channels, classes, (64, 128, 256, 512), 2, groups, "B"), init)
 
 
-def _initialized(model: nn.Module, init: Init) -> nn.Module:
-    initialize((layer for layer in model.modules() if isinstance(layer, nn.Conv2d)), init)
+def _initialized(model: ResNet, init: Init) -> nn.Module:
+    initialize((layer for layer in model.modules() if isinstance(layer, nn.Conv2d)), model.head, init)
     return model
