@@ -220,17 +220,17 @@ def test_mse_activation_steps_beat_cover_on_heavy_tails() -> None:
     assert error("mse") < 0.8 * error("cover")
 
 
-def test_running_ranges_cover_what_is_usual_in_a_batch() -> None:
-    """Batches of 64 with [−1, 3] and [−3, 1]: on average [−2, 2], so Δ_2 = 2 on −2 … 1, where covering needs 3."""
+def test_running_ranges_are_what_is_usual_in_a_batch() -> None:
+    """Batches of 64 with [−1, 3] and [−3, 1]: on average [−2, 2], so Δ_2 = 4/3, where the range of all gives 2."""
     model = nn.Sequential(nn.Linear(1, 1))
     w = {name: p.detach() for name, p in model.named_parameters()}
     x = torch.zeros(128, 1)
     x[0], x[1], x[64], x[65] = -1, 3, -3, 1
     of = {rule: activation_table(model, SiteOptions(), w, x, rule).steps["0.input_quantizer"]  # type: ignore[arg-type]
-          for rule in ("running", "cover")}
-    assert float(of["running"][0]) == 2
-    assert float(of["cover"][0]) == 3
-    shifted = activation_table(model, SiteOptions(), w, x[64:] + 1, "cover").steps["0.input_quantizer"]
+          for rule in ("running", "minmax")}
+    assert float(of["running"][0]) == pytest.approx(4 / 3)
+    assert float(of["minmax"][0]) == 2
+    shifted = activation_table(model, SiteOptions(), w, x[64:] + 1, "minmax").steps["0.input_quantizer"]
     assert torch.equal(of["running"], shifted)
 
 

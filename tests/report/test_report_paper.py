@@ -129,10 +129,33 @@ def test_settings_that_differ_are_said_and_never_averaged(results: list[Result])
     (table,) = compare([short]).tables
     assert table.columns["kure"].deviations == ("rounds = 50 instead of 2000",)
     assert "Not the recipe's setting (KURE): rounds = 50 instead of 2000." in paper_text.notes(table)
-    with pytest.raises(RunError, match=r"kure-seed1 and kure-seed2 differ in rounds \(50, 2000\)"):
-        compare([short, result(f"{LENET}/kure", 2, dict.fromkeys(BITS, 60.0))])
+    other = result(f"{LENET}/kure", 2, dict.fromkeys(BITS, 60.0), overrides=("compute.precision=bf16",))
+    with pytest.raises(RunError, match=r"kure-seed1 and kure-seed2 differ in compute.precision \('tf32', 'bf16'\)"):
+        compare([result(f"{LENET}/kure", 1, dict.fromkeys(BITS, 60.0)), other])
     doubled = compare([*results, *results])
     assert [t.columns["baseline"].seeds for t in doubled.tables] == [(1, 2)], "a run that is given twice counts once"
+
+
+def test_other_readings_stand_beside_the_recipes_own(results: list[Result]) -> None:
+    qat = papers(f"{LENET}/qat4", "qat4")
+    wide = [result(f"{LENET}/qat4", seed, {b: v + 4 * (b > 3) for b, v in qat.items()},
+                   overrides=("model.init=he", "evaluation.every=50", "compute.precision=bf16")) for seed in (1, 2)]
+    comparison = compare([wide[0], *results, wide[1]])
+    (table,) = comparison.tables
+    (reading,) = table.readings["qat4"]
+    assert (reading.reading, reading.seeds) == (("model.init=he",), (1, 2))
+    assert reading.off == pytest.approx(4 * 4 / 5), "four cells of five; the one at 2 bits is doubted"
+    assert table.columns["qat4"].off == pytest.approx(0)
+    assert table.columns["qat4"].seeds == (1,), "the recipe's own, whatever came first"
+    assert [r.config["model"].get("init", "torch") for r in comparison.by_recipe[f"{LENET}/qat4"]] == ["torch"]
+    assert paper_text.reading_rows(table) == [
+        ["QAT (W-4), paper", "65.68", "55.10", "59.42", "66.74", "58.40", "61.44 ?", ""],
+        ["  as in the recipe", "65.68", "55.10", "59.42", "66.74", "58.40", "17.00", "0.00"],
+        ["  model.init=he", "69.68 ± 0.00", "59.10 ± 0.00", "63.42 ± 0.00", "70.74 ± 0.00", "58.40 ± 0.00",
+         "61.44 ± 0.00", "3.20"]]
+    assert not paper_text.reading_rows(compare(results).tables[0])
+    (said,) = paper_text.as_json(comparison)["tables"]["cifar10_lenet5_w"]["columns"]["qat4"]["readings"]
+    assert (said["overrides"], said["cells"]["8"]["difference"]) == (["model.init=he"], pytest.approx(4))
 
 
 def test_every_table_says_what_trains_it_again() -> None:

@@ -113,6 +113,9 @@ def _print_comparison(comparison: Comparison) -> None:
         print(f"{table.title} ({table.number})")
         print_table(paper_text.head(table), paper_text.rows(table))
         print(*paper_text.notes(table), "", sep="\n")
+        if tried := paper_text.reading_rows(table):
+            print_table([*paper_text.head(table), paper_text.READING_HEAD], tried)
+            print()
     for home, lines in courses(comparison.by_recipe).items():
         print(f"Overfitting: {home}")
         print_table(paper_text.OVERFITTING_HEAD, paper_text.overfitting_rows(lines))

@@ -102,7 +102,7 @@ def table_of(seen: Mapping[str, ActivationRange], rule: ActivationRule, grid: Gr
     if rule == "cover":
         return StepTable({name: ranges.cover_steps(r.low, r.high, grid) for name, r in seen.items()})
     if rule == "running":
-        return StepTable({name: ranges.cover_steps(r.usual_low, r.usual_high, grid) for name, r in seen.items()})
+        return StepTable({name: ranges.minmax_steps(r.usual_low, r.usual_high, grid) for name, r in seen.items()})
     if rule == "lsq":
         return StepTable({name: ranges.lsq_steps(r.mean, grid) for name, r in seen.items()})
     candidates = {name: ranges.candidate_steps(r.low, r.high, grid) for name, r in seen.items()}

@@ -18,7 +18,7 @@ RangeRule = Literal["minmax", "cover", "mse", "lsq"]
 lsq: Δ_b = 2·mean|x|/√high, where learned step size quantization starts."""
 
 ActivationRule = Literal["minmax", "cover", "mse", "lsq", "running"]
-"""The same for activations, and running: covering the mean, over batches of images, of their smallest and largest values."""
+"""The same for activations, and running: min-max of the mean, over batches of images, of their extremes."""
 
 CANDIDATES = 150
 """Steps tried per bit-width by the MSE search: 1 % … 150 % of the min-max step.

@@ -23,6 +23,8 @@ TOLERANCE = 2.0
 
 _HOW = ("seed", "device", "engine", "threads", "checkpoint_every", "evaluation.")
 """Settings that do not change what is trained."""
+_COMPUTED = "compute."
+"""Settings of how it is computed: said below a table, and no other reading of the paper."""
 _CHOSEN = ("seed", "device", "engine", "threads", "compute.convolution", "compute.workers")
 """Settings that a machine chooses, or that are said otherwise."""
 
@@ -80,6 +82,17 @@ class ComparedColumn:
     overrides: tuple[str, ...] = ()
     """What has to be said beside the recipe to train it again."""
 
+    @property
+    def reading(self) -> tuple[str, ...]:
+        """Those of the overrides that change what is trained."""
+        return tuple(said for said in self.overrides if not said.startswith((*_HOW, _COMPUTED)))
+
+    @property
+    def off(self) -> float | None:
+        """How far ours lie from the paper's, doubted figures aside: the mean of |difference|."""
+        found = [abs(cell.difference) for cell in self.cells.values() if cell.difference is not None and not cell.suspect]
+        return statistics.fmean(found) if found else None
+
 
 @dataclass(frozen=True)
 class ComparedTable:
@@ -89,6 +102,8 @@ class ComparedTable:
     title: str
     number: str
     columns: Mapping[str, ComparedColumn]
+    readings: Mapping[str, tuple[ComparedColumn, ...]]
+    """By column: the same under other readings of the paper than the recipe's."""
 
     @property
     def bits(self) -> list[int]:
@@ -127,6 +142,7 @@ class Comparison:
     tables: tuple[ComparedTable, ...]
     verdicts: tuple[Verdict, ...]
     by_recipe: Mapping[str, Sequence[Result]]
+    """The runs of the columns, without those of other readings."""
     others: tuple[str, ...]
     """Runs that belong to no column of the paper."""
 
@@ -146,25 +162,30 @@ def compare(results: Sequence[Result]) -> Comparison:
             by_recipe.setdefault(recipe, []).append(result)
     if not by_recipe:
         raise RunError("no finished run is a column of the paper: train some with 'anybit sweep paper/cifar10-lenet5'")
-    deviations = {recipe: _deviations(recipe, runs) for recipe, runs in by_recipe.items()}
-    tables = [_table(key, table, known, by_recipe, deviations) for key, table in known.tables.items()
+    readings = {recipe: _by_reading(recipe, runs) for recipe, runs in by_recipe.items()}
+    tables = [_table(key, table, known, readings) for key, table in known.tables.items()
               if any(column.recipe in by_recipe for column in table.columns.values())]
     ours = {Cell(table.key, name, bits): cell.ours.mean for table in tables for name, column in table.columns.items()
             for bits, cell in column.cells.items() if cell.ours is not None}
-    return Comparison(tuple(tables), tuple(_judge(claim, ours, known) for claim in known.claims), by_recipe, tuple(others))
+    judged = tuple(_judge(claim, ours, known) for claim in known.claims)
+    return Comparison(tuple(tables), judged, {recipe: runs[0] for recipe, runs in readings.items()}, tuple(others))
 
 
-def _table(key: str, table: PaperTable, known: Facts, by_recipe: Mapping[str, Sequence[Result]],
-           deviations: Mapping[str, tuple[str, ...]]) -> ComparedTable:
-    columns, bits_shown = {}, _bits(table, by_recipe)
-    for name, column in table.columns.items():
-        results = by_recipe.get(column.recipe, ())
+def _table(key: str, table: PaperTable, known: Facts, readings: Mapping[str, Sequence[Sequence[Result]]]) -> ComparedTable:
+    bits_shown = _bits(table, {recipe: runs[0] for recipe, runs in readings.items()})
+
+    def compared(name: str, results: Sequence[Result]) -> ComparedColumn:
+        title, recipe = table.columns[name].title, table.columns[name].recipe
         cells = {bits: _cell(Cell(key, name, bits), str(Width.of(table.sites, bits)), results, known)
                  for bits in bits_shown}
-        columns[name] = ComparedColumn(column.title, column.recipe, cells, tuple(sorted(r.seed for r in results)),
-                                       deviations.get(column.recipe, ()),
-                                       _overrides(column.recipe, results[0]) if results else ())
-    return ComparedTable(key, table.title, table.number, columns)
+        if not results:
+            return ComparedColumn(title, recipe, cells, (), ())
+        return ComparedColumn(title, recipe, cells, tuple(sorted(r.seed for r in results)), _deviations(recipe, results),
+                              _overrides(recipe, results[0]))
+
+    every = {name: readings.get(column.recipe, [()]) for name, column in table.columns.items()}
+    return ComparedTable(key, table.title, table.number, {name: compared(name, runs[0]) for name, runs in every.items()},
+                         {name: tuple(compared(name, each) for each in runs[1:]) for name, runs in every.items()})
 
 
 def _bits(table: PaperTable, by_recipe: Mapping[str, Sequence[Result]]) -> list[int]:
@@ -193,8 +214,18 @@ def _judge(claim: Claim, ours: Mapping[Cell, float], known: Facts) -> Verdict:
                    *count([(known.value(left), known.value(right)) for left, right in pairs]))
 
 
+def _by_reading(recipe: str, results: Sequence[Result]) -> list[list[Result]]:
+    """The runs of a column, those that train what the recipe says first; the others by what they do otherwise."""
+    wanted, found = _training(plain(written_out(from_recipe(recipe)))), dict[str, list[Result]]()
+    for result in results:
+        otherwise = {key: value for key, value in _training(result.config).items()
+                     if value != wanted.get(key) and not key.startswith(_COMPUTED)}
+        found.setdefault(repr(sorted(otherwise.items())), []).append(result)
+    return [runs for _, runs in sorted(found.items(), key=lambda reading: reading[0] != "[]")]
+
+
 def _deviations(recipe: str, results: Sequence[Result]) -> tuple[str, ...]:
-    """What our runs do otherwise than the recipe; runs that differ among each other are not averaged."""
+    """What our runs do otherwise than the recipe; runs that are computed in different ways are not averaged."""
     wanted = _training(plain(written_out(from_recipe(recipe))))
     every = [_training(result.config) for result in results]
     for key in {**wanted, **every[0]}:

@@ -43,6 +43,22 @@ def rows(table: ComparedTable) -> Rows:
     return lines
 
 
+READING_HEAD = "off by"
+
+
+def reading_rows(table: ComparedTable) -> Rows:
+    """Of every column that was tried under several readings: the paper's, the recipe's, the others', and how far off."""
+    lines: Rows = []
+    for name, others in table.readings.items():
+        if others:
+            own = table.columns[name]
+            lines.append([f"{own.title}, paper", *(_paper(own.cells[bits]) for bits in table.bits), ""])
+            for said, column in (("as in the recipe", own), *((" ".join(o.reading), o) for o in others)):
+                means = (_mean(column.cells[bits].ours) for bits in table.bits)
+                lines.append([f"  {said}", *means, MISSING if column.off is None else f"{column.off:.2f}"])
+    return lines
+
+
 def measured(table: ComparedTable) -> list[ComparedColumn]:
     return [column for column in table.columns.values() if column.seeds]
 
@@ -154,7 +170,16 @@ def _section(table: ComparedTable) -> list[str]:
     lines = [[_bold(cell) for cell in line] for line in rows(table)]
     return [f"## {table.title}\n", f"{table.number} of the paper.\n" if printed else "The paper has no table of it.\n",
             "```", *commands(table), "```\n", _markdown_table(head(table), lines), "",
-            *(f"- {note}" for note in notes(table))]
+            *(f"- {note}" for note in notes(table)), *_readings(table)]
+
+
+def _readings(table: ComparedTable) -> list[str]:
+    lines = reading_rows(table)
+    if not lines:
+        return []
+    return ["\n### Other readings\n", "What the paper leaves open, tried otherwise than in the recipe, with what to say for "
+            "it. *Off by*: the mean distance from the paper's figures, doubted ones aside.\n",
+            _markdown_table([*head(table), READING_HEAD], lines)]
 
 
 def conditions(comparison: Comparison) -> list[str]:
@@ -180,13 +205,18 @@ def _markdown_table(columns: Sequence[str], lines: Rows) -> str:
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     tables = {table.key: {"title": table.title, "number": table.number, "columns": {
-        name: {"recipe": column.recipe, "seeds": list(column.seeds), "deviations": list(column.deviations),
-               "cells": {str(bits): _cell_json(cell) for bits, cell in column.cells.items()}}
+        name: {**_column_json(column), "readings": [{"overrides": list(other.reading), **_column_json(other)}
+                                                    for other in table.readings[name]]}
         for name, column in table.columns.items() if column.seeds}} for table in comparison.tables}
     claims = [{"says": v.claim.says, "table": v.claim.table, "place": v.claim.place, "quote": v.claim.quote,
                "ours": v.ours, "paper": v.paper, "pairs": v.pairs, "measured": v.measured, "holding": v.holding}
               for v in comparison.verdicts]
     return {"tables": tables, "claims": claims, "other_runs": list(comparison.others)}
+
+
+def _column_json(column: ComparedColumn) -> dict[str, Any]:
+    return {"recipe": column.recipe, "seeds": list(column.seeds), "deviations": list(column.deviations),
+            "cells": {str(bits): _cell_json(cell) for bits, cell in column.cells.items()}}
 
 
 def _cell_json(cell: Compared) -> dict[str, Any]:
