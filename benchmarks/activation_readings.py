@@ -1,6 +1,6 @@
 """How the paper may have quantized activations: trained runs, evaluated under every reading of its text.
 
-    python benchmarks/activation_readings.py results/reproduction/activation-readings.json runs/baseline-seed1 …
+    python benchmarks/activation_readings.py results/readings/activations.json runs/baseline-seed1 …
 
 Grid, range rule, number of calibration images, and whether the image itself is rounded; weights stay in full precision.
 """

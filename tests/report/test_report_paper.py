@@ -158,6 +158,18 @@ def test_other_readings_stand_beside_the_recipes_own(results: list[Result]) -> N
     assert (said["overrides"], said["cells"]["8"]["difference"]) == (["model.init=he"], pytest.approx(4))
 
 
+def test_how_activations_are_rounded_matters_where_they_are() -> None:
+    recipe = "paper/cifar10-resnet20/baseline"
+    plain_run = result(recipe, 1, papers(recipe, "baseline"))
+    other = result(recipe, 2, papers(recipe, "baseline", 1), overrides=("ranges.activations=cover",))
+    tables = {table.number: table for table in compare([plain_run, other]).tables}
+    for number, own in {"Table 5": (1, 2), "Table 4": (1, 2), "Table 9": (1,), "Table 11": (1,)}.items():
+        assert tables[number].columns["baseline"].seeds == own, number
+        readings = [column.reading for column in tables[number].readings["baseline"]]
+        assert readings == [("ranges.activations=cover",)] * (len(own) == 1), number
+    assert "cover" not in paper_text.commands(tables["Table 5"])[0]
+
+
 def test_every_table_says_what_trains_it_again() -> None:
     settings = ("evaluation.every=250", "compute.precision=bf16", "evaluation.bits=[32, 2]", "device=cpu", "threads=1")
     runs = [result(f"{LENET}/{name}", seed, {32: 60.0, 2: 50.0}, overrides=settings)

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from anybit.build import written_out
-from anybit.config import from_recipe
 from anybit.errors import RunError
 from anybit.paper import Cell, Claim, Facts, PaperTable, facts, recipe_of
 from anybit.quant.grid import Width
-from anybit.recipes import toml_value
-from anybit.report.tables import flatten
+from anybit.report.paper_settings import Settings
 from anybit.results import Result
-from anybit.schema import plain
 
 TOLERANCE = 2.0
 """Points of accuracy within which two figures agree: the paper's come from one seed and 5,000 images."""
-
-_HOW = ("seed", "device", "engine", "threads", "checkpoint_every", "evaluation.")
-"""Settings that do not change what is trained."""
-_COMPUTED = "compute."
-"""Settings of how it is computed: said below a table, and no other reading of the paper."""
-_CHOSEN = ("seed", "device", "engine", "threads", "compute.convolution", "compute.workers")
-"""Settings that a machine chooses, or that are said otherwise."""
-
 
 @dataclass(frozen=True)
 class Measured:
@@ -81,11 +67,8 @@ class ComparedColumn:
     """Settings in which our runs differ from the recipe."""
     overrides: tuple[str, ...] = ()
     """What has to be said beside the recipe to train it again."""
-
-    @property
-    def reading(self) -> tuple[str, ...]:
-        """Those of the overrides that change what is trained."""
-        return tuple(said for said in self.overrides if not said.startswith((*_HOW, _COMPUTED)))
+    reading: tuple[str, ...] = ()
+    """Those of the overrides that change what is trained."""
 
     @property
     def off(self) -> float | None:
@@ -162,30 +145,30 @@ def compare(results: Sequence[Result]) -> Comparison:
             by_recipe.setdefault(recipe, []).append(result)
     if not by_recipe:
         raise RunError("no finished run is a column of the paper: train some with 'anybit sweep paper/cifar10-lenet5'")
-    readings = {recipe: _by_reading(recipe, runs) for recipe, runs in by_recipe.items()}
-    tables = [_table(key, table, known, readings) for key, table in known.tables.items()
+    tables = [_table(key, table, known, by_recipe) for key, table in known.tables.items()
               if any(column.recipe in by_recipe for column in table.columns.values())]
     ours = {Cell(table.key, name, bits): cell.ours.mean for table in tables for name, column in table.columns.items()
             for bits, cell in column.cells.items() if cell.ours is not None}
     judged = tuple(_judge(claim, ours, known) for claim in known.claims)
-    return Comparison(tuple(tables), judged, {recipe: runs[0] for recipe, runs in readings.items()}, tuple(others))
+    own = {recipe: Settings.of(recipe, "W").readings(runs)[0] for recipe, runs in by_recipe.items()}
+    return Comparison(tuple(tables), judged, own, tuple(others))
 
 
-def _table(key: str, table: PaperTable, known: Facts, readings: Mapping[str, Sequence[Sequence[Result]]]) -> ComparedTable:
-    bits_shown = _bits(table, {recipe: runs[0] for recipe, runs in readings.items()})
-
-    def compared(name: str, results: Sequence[Result]) -> ComparedColumn:
-        title, recipe = table.columns[name].title, table.columns[name].recipe
-        cells = {bits: _cell(Cell(key, name, bits), str(Width.of(table.sites, bits)), results, known)
-                 for bits in bits_shown}
-        if not results:
-            return ComparedColumn(title, recipe, cells, (), ())
-        return ComparedColumn(title, recipe, cells, tuple(sorted(r.seed for r in results)), _deviations(recipe, results),
-                              _overrides(recipe, results[0]))
-
-    every = {name: readings.get(column.recipe, [()]) for name, column in table.columns.items()}
-    return ComparedTable(key, table.title, table.number, {name: compared(name, runs[0]) for name, runs in every.items()},
-                         {name: tuple(compared(name, each) for each in runs[1:]) for name, runs in every.items()})
+def _table(key: str, table: PaperTable, known: Facts, by_recipe: Mapping[str, Sequence[Result]]) -> ComparedTable:
+    bits_shown = _bits(table, by_recipe)
+    own, others = {}, {}
+    for name, column in table.columns.items():
+        settings = Settings.of(column.recipe, table.sites if max(bits_shown) > min(bits_shown) else "W")
+        compared = []
+        for results in settings.readings(by_recipe.get(column.recipe, ())):
+            cells = {bits: _cell(Cell(key, name, bits), str(Width.of(table.sites, bits)), results, known)
+                     for bits in bits_shown}
+            seeds = tuple(sorted(r.seed for r in results))
+            said = (settings.deviations(results), settings.overrides(results[0]), settings.reading(results[0])) \
+                if results else ((), (), ())
+            compared.append(ComparedColumn(column.title, column.recipe, cells, seeds, *said))
+        own[name], others[name] = compared[0], tuple(compared[1:])
+    return ComparedTable(key, table.title, table.number, own, others)
 
 
 def _bits(table: PaperTable, by_recipe: Mapping[str, Sequence[Result]]) -> list[int]:
@@ -212,38 +195,3 @@ def _judge(claim: Claim, ours: Mapping[Cell, float], known: Facts) -> Verdict:
     pairs = claim.pairs()
     return Verdict(claim, len(pairs), *count([(ours.get(left), ours.get(right)) for left, right in pairs]),
                    *count([(known.value(left), known.value(right)) for left, right in pairs]))
-
-
-def _by_reading(recipe: str, results: Sequence[Result]) -> list[list[Result]]:
-    """The runs of a column, those that train what the recipe says first; the others by what they do otherwise."""
-    wanted, found = _training(plain(written_out(from_recipe(recipe)))), dict[str, list[Result]]()
-    for result in results:
-        otherwise = {key: value for key, value in _training(result.config).items()
-                     if value != wanted.get(key) and not key.startswith(_COMPUTED)}
-        found.setdefault(repr(sorted(otherwise.items())), []).append(result)
-    return [runs for _, runs in sorted(found.items(), key=lambda reading: reading[0] != "[]")]
-
-
-def _deviations(recipe: str, results: Sequence[Result]) -> tuple[str, ...]:
-    """What our runs do otherwise than the recipe; runs that are computed in different ways are not averaged."""
-    wanted = _training(plain(written_out(from_recipe(recipe))))
-    every = [_training(result.config) for result in results]
-    for key in {**wanted, **every[0]}:
-        found = {repr(each.get(key)): result.name for each, result in zip(every, results, strict=True)}
-        if len(found) > 1:
-            raise RunError(f"{' and '.join(found.values())} differ in {key} ({', '.join(found)}): compare them with the "
-                           "paper one at a time")
-    return tuple(f"{key} = {value} instead of {wanted.get(key)}" for key, value in every[0].items()
-                 if value != wanted.get(key))
-
-
-def _overrides(recipe: str, result: Result) -> tuple[str, ...]:
-    """As the command line takes them."""
-    wanted, ours = (flatten(config) for config in (plain(written_out(from_recipe(recipe))), result.config))
-    said = {key: value if isinstance(value, str) else toml_value(value)
-            for key, value in ours.items() if value != wanted.get(key) and key not in _CHOSEN}
-    return tuple(shlex.quote(f"{key}={value}") for key, value in said.items())
-
-
-def _training(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in flatten(config).items() if not key.startswith(_HOW)}
