@@ -1,43 +1,80 @@
 """A prepared model for one client at a time, outside vmap and compile: the numbers of `bind`, for a fraction of the cost.
 
 Under vmap everything that a client's width decides is a tensor operation. One client alone has a width that the host
-knows: a site at 32 bits does nothing, the others round in one differentiable operation, and parameters are put into the
-modules directly.
+knows: a site at 32 bits does nothing, the others round without looking at their bits, all weights in one differentiable
+operation, and parameters are put into the modules directly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from anybit.quant.grid import BITS, FLOAT, limits, rounding
-from anybit.quant.sites import KeyedDropout, Quantizer, quantizers
+from anybit.quant.grid import BITS, FLOAT, Width, limits, rounding
+from anybit.quant.sites import KeyedDropout, Quantizer, RoundingKernel, quantizers, weight_sites
 
 Shortcut = Callable[[Tensor], Tensor]
 
 
+def on_grid(x: Tensor, step: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """(Q(x), ∂Q/∂x): Δ·clip(⌊x/Δ⌉, low, high), and 1 where nothing is clipped, else 0.
+
+    In x's type: the library compares to bools, and multiplies with them, one value at a time.
+    """
+    level = (x / step).round_()
+    clipped = level.clamp(low, high)
+    inside = level.eq_(clipped)
+    return clipped.mul_(step), inside
+
+
+@dataclass(frozen=True)
+class HostGrid:
+    """A grid whose limits the host knows, and what rounds to it."""
+
+    step: Tensor
+    low: float
+    high: float
+    kernel: RoundingKernel
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rounded([self], [x])[0]
+
+
 class Rounded(torch.autograd.Function):
-    """Q(x) = Δ·clip(⌊x/Δ⌉, low, high) with ∂Q/∂x = 1 where nothing is clipped, else 0; Δ has no gradient."""
+    """Q(x) of every x on its own grid; steps have no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, step: Tensor, low: float, high: float) -> Tensor:
-        level = (x / step).round_()
-        clipped = level.clamp(low, high)
-        ctx.save_for_backward(level == clipped)
-        return clipped.mul_(step)
+    def forward(ctx: Any, grids: Sequence[HostGrid], *tensors: Tensor) -> tuple[Tensor, ...]:
+        pairs = [g.kernel(x, g.step, g.low, g.high) for g, x in zip(grids, tensors, strict=True)]
+        ctx.save_for_backward(*[inside for _, inside in pairs])
+        return tuple([y for y, _ in pairs])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        (inside,) = ctx.saved_tensors
-        return gradients[0] * inside, None, None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *[g * inside for g, inside in zip(gradients, ctx.saved_tensors, strict=True)]
+
+
+def rounded(grids: Sequence[HostGrid], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Every tensor on its grid, in one operation: for small ones the call costs more than what it computes."""
+    out: tuple[Tensor, ...] = Rounded.apply(grids, *tensors)  # type: ignore[no-untyped-call]
+    return out
 
 
 def _unchanged(x: Tensor) -> Tensor:
     return x
+
+
+class Plan(NamedTuple):
+    """What the sites do at one width, where the host can say it without looking at every batch."""
+
+    shortcuts: dict[str, Shortcut | None]
+    weights: dict[str, HostGrid]
+    """The sites whose weights are rounded together, before the layers ask for them."""
 
 
 class Alone:
@@ -47,9 +84,11 @@ class Alone:
         self.model, self.channels_last = prepared, channels_last
         self.sites = {n: s for n, s in quantizers(prepared).items() if s.transform is not None or s.observer is not None}
         self._keyed = [m._buffers for m in prepared.modules() if isinstance(m, Quantizer | KeyedDropout)]
-        self._slots = _slots(prepared)
+        self._slots, self._parameter_of = _slots(prepared), weight_sites(prepared)
         self._steps: Mapping[str, Tensor] | None = None
-        self._shortcuts: dict[tuple[str, int], Shortcut | None] = {}
+        self._plans: dict[Width, Plan] = {}
+        self._plan: Plan | None = None
+        self._rounded: dict[str, Tensor] = {}
 
     def lay(self, x: Tensor) -> Tensor:
         """A tensor in the memory order that the convolutions want."""
@@ -63,11 +102,7 @@ class Alone:
                 owner[attribute] = value
         for buffers in self._keyed:
             buffers["key"], buffers["count"] = key, count
-        if self._steps is not steps:
-            self._steps, self._shortcuts = steps, {}
-        wanted: list[int] = width.tolist()
-        for name, site in self.sites.items():
-            self._bind(name, site, steps, wanted[0 if site.kind == "weights" else 1], rows)
+        self._bind(parameters, steps, Width(*width.tolist()), rows)
         outputs = self.model(self.lay(inputs))
         watched = {name: site for name, site in self.sites.items() if site.observer is not None}
         seen = {name: site.observed for name, site in watched.items()}
@@ -75,20 +110,36 @@ class Alone:
             site.observed = site.observed.detach()
         return outputs, seen
 
-    def _bind(self, name: str, site: Quantizer, steps: Mapping[str, Tensor], bits: int, rows: Tensor) -> None:
-        if site.bits is not None and bits != FLOAT:
-            bits = site.bits
-        table = steps.get(name)
-        if (name, bits) not in self._shortcuts:
-            self._shortcuts[name, bits] = _shortcut(site, table, bits)
-        site.shortcut = self._shortcuts[name, bits]
-        if site.shortcut is not None:
-            return
-        if table is not None:
-            site.step = torch.zeros_like(table[0]) if bits == FLOAT else table[bits - BITS[0]]
-            site.low, site.high = limits(torch.tensor(bits, device=rows.device), site.grid)
-        if site.observer is not None:
-            site.rows, site.observed = rows, site.observer.initial.to(rows.device)
+    def _bind(self, parameters: Mapping[str, Tensor], steps: Mapping[str, Tensor], width: Width, rows: Tensor) -> None:
+        if self._steps is not steps:
+            self._steps, self._plans = steps, {}
+        if width not in self._plans:
+            self._plans[width] = self._planned(steps, width)
+        if self._plan is not self._plans[width]:
+            self._plan = self._plans[width]
+            for name, site in self.sites.items():
+                site.shortcut = self._plan.shortcuts[name]
+        shortcuts, weights = self._plan
+        for name, shortcut in shortcuts.items():
+            if shortcut is None:
+                _fill(self.sites[name], steps.get(name), _bits(self.sites[name], width), rows)
+        if weights:
+            together = rounded(list(weights.values()), [parameters[self._parameter_of[name]] for name in weights])
+            self._rounded = dict(zip(weights, together, strict=True))
+
+    def _planned(self, steps: Mapping[str, Tensor], width: Width) -> Plan:
+        shortcuts = {name: _shortcut(site, steps.get(name), _bits(site, width)) for name, site in self.sites.items()}
+        weights = {name: s for name, s in shortcuts.items() if isinstance(s, HostGrid) and name in self._parameter_of}
+        return Plan({**shortcuts, **{name: partial(self._given, name) for name in weights}}, weights)
+
+    def _given(self, name: str, weight: Tensor) -> Tensor:
+        return self._rounded[name]
+
+
+def _bits(site: Quantizer, width: Width) -> int:
+    """Of a site, when the model has this width."""
+    bits = width.weights if site.kind == "weights" else width.activations
+    return bits if site.bits is None or bits == FLOAT else site.bits
 
 
 def _shortcut(site: Quantizer, table: Tensor | None, bits: int) -> Shortcut | None:
@@ -101,12 +152,16 @@ def _shortcut(site: Quantizer, table: Tensor | None, bits: int) -> Shortcut | No
     if site.transform is not rounding or step.requires_grad or not bool((step > 0).all()):
         return None
     low, high = limits(torch.tensor(bits), site.grid)
-    return partial(_rounded, step=step, low=float(low), high=float(high))
+    return HostGrid(step, float(low), float(high), site.kernel or on_grid)
 
 
-def _rounded(x: Tensor, step: Tensor, low: float, high: float) -> Tensor:
-    out: Tensor = Rounded.apply(x, step, low, high)  # type: ignore[no-untyped-call]
-    return out
+def _fill(site: Quantizer, table: Tensor | None, bits: int, rows: Tensor) -> None:
+    """The buffers of a site that looks at every batch."""
+    if table is not None:
+        site.step = torch.zeros_like(table[0]) if bits == FLOAT else table[bits - BITS[0]]
+        site.low, site.high = limits(torch.tensor(bits, device=rows.device), site.grid)
+    if site.observer is not None:
+        site.rows, site.observed = rows, site.observer.initial.to(rows.device)
 
 
 def _slots(model: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:

@@ -21,6 +21,8 @@ from anybit.quant.grid import FLOAT, Grid, GridName, Transform, limits, select
 from anybit.randomness import uniform
 
 Kind = Literal["weights", "activations"]
+RoundingKernel = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
+"""(x, Δ, low, high) → (Q(x), ∂Q/∂x)."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Quantizer(nn.Module):
     count: Tensor
     rows: Tensor
     observed: Tensor
+    kernel: RoundingKernel | None = None
+    """In place of the library's operations, for a client alone."""
 
     def __init__(self, kind: Kind, number: int, grid: GridName, transform: Transform | None) -> None:
         super().__init__()

@@ -6,12 +6,13 @@ from torch import Tensor, nn
 
 from anybit.kernels import is_plain
 from anybit.kernels.native.compiled import library
-from anybit.kernels.native.operations import conv2d, group_norm, max_pool2d, subsample
+from anybit.kernels.native.operations import conv2d, group_norm, max_pool2d, on_grid, subsample
 from anybit.layers import GroupNormReLU, Subsample
+from anybit.quant.sites import Quantizer
 
 
 def use_native(model: nn.Module) -> None:
-    """Let a prepared model's square convolutions, norms and pools compute natively; other layers stay as they are."""
+    """Let a prepared model's square convolutions, norms, pools and quantizers compute natively; the rest stays as it is."""
     library()
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d) and is_plain(layer):
@@ -20,6 +21,8 @@ def use_native(model: nn.Module) -> None:
             layer.kernel = group_norm
         elif isinstance(layer, Subsample):
             layer.kernel = subsample
+        elif isinstance(layer, Quantizer):
+            layer.kernel = on_grid
         elif type(layer) is nn.GroupNorm and layer.affine:
             layer.__class__ = _GroupNorm
         elif type(layer) is nn.MaxPool2d and _is_simple(layer):

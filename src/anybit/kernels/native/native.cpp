@@ -2,6 +2,7 @@
 #include "direct.h"
 #include "norm.h"
 #include "pool.h"
+#include "round.h"
 #include "winograd.h"
 
 using namespace anybit;
@@ -69,6 +70,10 @@ void pool_forward(const float* x, float* y, float* where, const PoolShape* s) { 
 
 void pool_backward(const float* g, const float* y, const float* where, float* dx, const PoolShape* s) {
     pool_backward(*s, g, y, where, dx);
+}
+
+void round_forward(const float* x, const float* step, float* y, float* inside, const RoundShape* s) {
+    round_forward(*s, x, step, y, inside);
 }
 
 }  // extern "C"

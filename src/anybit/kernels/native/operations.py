@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from anybit.kernels.native.compiled import library
+from anybit.quant import alone
 
 
 def fits(*tensors: Tensor | None) -> bool:
@@ -29,6 +30,10 @@ def _inner(x: Tensor) -> Tensor:
         return inner
     # As a matrix if that needs no copy: transposing one is what the library does fast.
     return x.flatten(1).t().contiguous().view(inner.shape) if x.is_contiguous() else inner.contiguous()
+
+
+def _is_image_last(x: Tensor) -> bool:
+    return x.dim() == 4 and x.permute(1, 2, 3, 0).is_contiguous()
 
 
 def _empty(images: int, channels: int, rows: int, columns: int) -> Tensor:
@@ -187,3 +192,22 @@ def max_pool2d(x: Tensor, kernel: int, stride: int, relu: bool = False) -> Tenso
         return F.max_pool2d(F.relu(x) if relu else x, kernel, stride)
     out: Tensor = _Pool.apply(x, kernel, stride, relu)
     return out
+
+
+class _GridSizes(ctypes.Structure):
+    _fields_ = (*((name, ctypes.c_int64) for name in ("channels", "size")),
+                *((name, ctypes.c_double) for name in ("low", "high")))
+
+
+@functools.lru_cache(maxsize=1024)
+def _grid_sizes(channels: int, size: int, low: float, high: float) -> Any:
+    return _GridSizes(channels, size, low, high)
+
+
+def on_grid(x: Tensor, step: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """(Q(x), ∂Q/∂x) with a step for all of x or one per first index: the bits of the library's operations, in one pass."""
+    if not fits(x, step) or not (x.is_contiguous() or (step.dim() == 0 and _is_image_last(x))):
+        return alone.on_grid(x, step, low, high)
+    y, inside, step = torch.empty_like(x), torch.empty_like(x), step.contiguous()
+    _call("round_forward", x, step, y, inside, sizes=_grid_sizes(step.numel(), x.numel() // step.numel(), low, high))
+    return y, inside
