@@ -92,7 +92,16 @@ def test_rows_to_print(results: list[Result]) -> None:
     assert paper_text.rows(table)[6][-1] == "−44.44 !"
     assert paper_text.rows(table)[5][-1] == "61.44 ?"
     assert any("61.44 at 2 bits is above 58.4" in note for note in paper_text.notes(table))
-    assert paper_text.agreement([table]) == "11 of 11 figures lie within 2 points of the paper's, doubted ones aside."
+    assert paper_text.agreement([table]) == ("11 of 11 figures lie within 2 points of the paper's, doubted ones aside; of "
+                                             "what quantization takes from full precision, 9 of 9.")
+
+
+def test_losses_from_full_precision_are_compared_apart_from_accuracy() -> None:
+    figures = papers(f"{LENET}/baseline", "baseline", 5)
+    (table,) = compare([result(f"{LENET}/baseline", 1, {**figures, 2: figures[2] - 3})]).tables
+    assert table.columns["baseline"].drops == pytest.approx([0, 0, 0, 0, -3], abs=1e-9)
+    assert paper_text.agreement([table]).startswith("1 of 6 figures"), "5 points more everywhere but at 2 bits"
+    assert paper_text.agreement([table]).endswith("4 of 5.")
 
 
 def test_claims_hold_or_do_not_or_were_not_measured(results: list[Result]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from anybit.errors import RunError
 from anybit.paper import Cell, Claim, Facts, PaperTable, facts, recipe_of
-from anybit.quant.grid import Width
+from anybit.quant.grid import FLOAT, Width
 from anybit.report.paper_settings import Settings
 from anybit.results import Result
 
@@ -69,6 +69,13 @@ class ComparedColumn:
     """What has to be said beside the recipe to train it again."""
     reading: tuple[str, ...] = ()
     """Those of the overrides that change what is trained."""
+
+    @property
+    def drops(self) -> list[float]:
+        """How much more ours lose from full precision than the paper's, at each width: robustness apart from accuracy."""
+        full = self.cells[FLOAT].difference if FLOAT in self.cells else None
+        return [] if full is None else [cell.difference - full for bits, cell in self.cells.items()
+                                        if bits != FLOAT and cell.difference is not None and not cell.suspect]
 
     @property
     def off(self) -> float | None:

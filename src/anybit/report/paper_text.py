@@ -110,11 +110,13 @@ def _shown(table: ComparedTable, cell: Cell) -> bool:
 
 
 def agreement(tables: Iterable[ComparedTable]) -> str:
-    """How many figures agree; doubted ones do not count."""
-    cells = [cell for table in tables for column in measured(table) for cell in column.cells.values()
-             if cell.within is not None and not cell.suspect]
-    agreeing = sum(bool(cell.within) for cell in cells)
-    return f"{agreeing} of {len(cells)} figures lie within {TOLERANCE:g} points of the paper's, doubted ones aside."
+    """How many figures agree, and how many losses from full precision; doubted ones do not count."""
+    columns = [column for table in tables for column in measured(table)]
+    cells = [cell for column in columns for cell in column.cells.values() if cell.within is not None and not cell.suspect]
+    drops = [drop for column in columns for drop in column.drops]
+    return (f"{sum(bool(cell.within) for cell in cells)} of {len(cells)} figures lie within {TOLERANCE:g} points of the "
+            f"paper's, doubted ones aside; of what quantization takes from full precision, "
+            f"{sum(abs(drop) <= TOLERANCE for drop in drops)} of {len(drops)}.")
 
 
 CLAIM_HEAD = ["claim", "table", "ours", "paper's figures", "where"]
