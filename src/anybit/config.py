@@ -68,7 +68,7 @@ class RangeOptions:
 
     weights: RangeRule | None = None
     """Weight steps at the start; none: the variant's own rule (min-max for QAT and APQN, MSE for MQAT)."""
-    activations: ActivationRule = "minmax"
+    activations: ActivationRule = "cover"
     """Activation steps at the start, and when re-estimated for evaluation."""
     evaluate: Steps | None = None
     """Steps at evaluation; none: the variant's own choice."""
