@@ -188,12 +188,12 @@ def compete(model: str, given: argparse.Namespace, missing: dict[str, str]) -> l
 
 
 def ratios(table: list[dict[str, Any]]) -> dict[str, float]:
-    """Best peer over anybit: medians, best rounds, and CPU time."""
+    """Best peer over anybit, if there are peers: medians, best rounds, and CPU time; and MQAT over FedAvg."""
     good = [row for row in table if "error" not in row]
     mine = next(row for row in good if row["ours"])
     peers = [row for row in good if not row["ours"]]
     mqat = next((row for row in good if "mqat" in row["name"]), mine)
-    return {**{key: min(p[key] for p in peers) / mine[key] for key in ("median", "best", "cpu_median")},
+    return {**{key: min(p[key] for p in peers) / mine[key] for key in ("median", "best", "cpu_median") if peers},
             "mqat_over_baseline": mqat["best"] / mine["best"],
             "mqat_over_baseline_cpu": mqat["cpu_median"] / mine["cpu_median"]}
 
