@@ -79,7 +79,7 @@ def test_clients_can_get_fewer_examples_than_there_are() -> None:
     split = splits.dirichlet(labels, 1, 10, 1.0, examples=90)
     assert [len(part) for part in split] == [90] * 10
     assert len(np.unique(np.concatenate(split))) == 900
-    with pytest.raises(DataError, match=r"split\.examples = 101: there are 100 for each of 10 clients"):
+    with pytest.raises(DataError, match=r"split\.examples = 101: at most 100, there are no more for each of 10 clients"):
         splits.dirichlet(labels, 1, 10, 1.0, examples=101)
 
 

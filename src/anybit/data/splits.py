@@ -36,7 +36,7 @@ def dirichlet(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1
     pools = _Pools(draw, labels)
     concentration, most = alpha * len(pools.left) * pools.left / len(labels), len(labels) // clients
     if not 0 <= examples <= most:
-        raise DataError(f"split.examples = {examples}: there are {most} for each of {clients} clients")
+        raise DataError(f"split.examples = {examples}: at most {most}, there are no more for each of {clients} clients")
     return [pools.deal(_take(draw, _log_dirichlet(draw, concentration), pools.left, np.int64(examples or most)))
             for _ in range(clients)]
 

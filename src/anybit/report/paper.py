@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from anybit.errors import RunError
 from anybit.paper import Cell, Claim, Facts, PaperTable, facts, recipe_of
-from anybit.quant.grid import FLOAT, Width
+from anybit.quant.grid import FLOAT, SiteKinds, Width
 from anybit.report.paper_settings import Settings
 from anybit.results import Result
 
@@ -163,9 +163,10 @@ def compare(results: Sequence[Result]) -> Comparison:
 
 def _table(key: str, table: PaperTable, known: Facts, by_recipe: Mapping[str, Sequence[Result]]) -> ComparedTable:
     bits_shown = _bits(table, by_recipe)
+    sites: SiteKinds = "W" if bits_shown == [FLOAT] else table.sites  # in full precision no activation is rounded
     own, others = {}, {}
     for name, column in table.columns.items():
-        settings = Settings.of(column.recipe, table.sites if max(bits_shown) > min(bits_shown) else "W")
+        settings = Settings.of(column.recipe, sites)
         compared = []
         for results in settings.readings(by_recipe.get(column.recipe, ())):
             cells = {bits: _cell(Cell(key, name, bits), str(Width.of(table.sites, bits)), results, known)
