@@ -196,11 +196,11 @@ class Training:
         seconds = (time.perf_counter() - started) / runs
         self._log_time(seconds)
         self.watch.on_round(Progress(self.round, self.config.rounds, loss, evaluation, seconds))
-        stop = self.engine.agree(self.watch.stop) and not self.ended
+        stop = self.engine.agree(self.watch.stop, self.round) and not self.ended
         if self.folder and (kept or stop):
             self.folder.save_checkpoint(self.round, state, self.table)
         if stop:
-            self.engine.agree(stop)
+            self.engine.agree(stop, self.round)
             raise Interrupted(self._stopped(self.round))
 
     def _stopped(self, round: int) -> str:
@@ -290,7 +290,7 @@ class Training:
         """The full grid. The steps that are kept are the ones the model is meant to be quantized with: its own."""
         w, table = weights(self.state), learned_table(self.state, self.table)
         if not self.engine.leads:
-            self.engine.agree(False)
+            self.engine.agree(False, self.round)
             return Trained(w, table, {}, self.metrics)
         self.watch.on_message("evaluating at all widths")
         own = self.evaluator.table(w, table, self.evaluator.own_steps)
@@ -302,5 +302,5 @@ class Training:
             evaluation["mixed"] = self.evaluator.mixed(w, own)
         if self.folder:
             self.folder.save_result(w, own, evaluation)
-        self.engine.agree(False)
+        self.engine.agree(False, self.round)
         return Trained(w, own, evaluation, self.metrics)

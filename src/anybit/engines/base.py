@@ -44,8 +44,8 @@ class Engine:
         """From what this engine's parts gave to what the whole cohort gives: (summed deltas, losses (client, step))."""
         return dict(total), torch.cat(list(losses))
 
-    def agree(self, flag: bool) -> bool:
-        """Whether any of the engines that share the cohort says so."""
+    def agree(self, flag: bool, round: int) -> bool:
+        """Whether any of the engines that share the cohort says so, after this many rounds."""
         return flag
 
     def close(self) -> None:

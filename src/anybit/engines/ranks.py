@@ -71,7 +71,7 @@ class Ranks(Engine):
     def combine(self, total: Mapping[str, Tensor], losses: Sequence[Tensor], w: Tensors,
                 cohort: Any) -> tuple[dict[str, Tensor], Tensor]:
         """Sum over ranks: deltas in one message per type, losses at their clients' places."""
-        share = shares(cohort.counts.sum(1).tolist(), self.ranks)[self.rank]
+        share, during = shares(cohort.counts.sum(1).tolist(), self.ranks)[self.rank], f"in round {cohort.round + 1}"
         every = torch.zeros(len(cohort.clients), cohort.steps, device=self.device)
         if losses:
             every[torch.tensor(share, device=self.device)] = torch.cat(list(losses)).to(every.dtype)
@@ -79,16 +79,16 @@ class Ranks(Engine):
         for dtype in sorted({t.dtype for t in sums.values()}, key=str):
             names = [n for n, t in sums.items() if t.dtype == dtype]
             flat = torch.cat([sums[n].reshape(-1) for n in names])
-            self._all_reduce(flat, cohort.round)
+            self._all_reduce(flat, during)
             parts = torch.split(flat, [sums[n].numel() for n in names])
             sums.update({n: part.view(w[n].shape) for n, part in zip(names, parts, strict=True)})
-        self._all_reduce(every, cohort.round)
+        self._all_reduce(every, during)
         return sums, every
 
-    def agree(self, flag: bool) -> bool:
+    def agree(self, flag: bool, round: int) -> bool:
         """Whether any rank says so: asked by all ranks at the same point, which is also a barrier."""
         value = torch.tensor([float(flag)], device=self.device)
-        self._all_reduce(value, None)
+        self._all_reduce(value, f"after round {round}")
         return bool(value.item() > 0)
 
     def close(self) -> None:
@@ -97,10 +97,9 @@ class Ranks(Engine):
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
 
-    def _all_reduce(self, tensor: Tensor, round: int | None) -> None:
+    def _all_reduce(self, tensor: Tensor, when: str) -> None:
         try:
             dist.all_reduce(tensor)
         except RuntimeError as error:
-            when = "" if round is None else f" in round {round + 1}"
-            raise EngineError(f"rank {self.rank} lost the others{when}: one of the {self.ranks} ranks ended "
+            raise EngineError(f"rank {self.rank} lost the others {when}: one of the {self.ranks} ranks ended "
                               f"({str(error).splitlines()[0][:80]})") from error
