@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -26,17 +27,17 @@ SIZES = [3, 9, 4, 8, 6]
 
 
 def training(variant: Variant, seed: int, rounds: int = 3, scale: float = 1.0, folder: RunFolder | None = None,
-             server: ServerOptions = ServerOptions()) -> Training:
+             server: ServerOptions = ServerOptions(), sizes: Sequence[int] = SIZES) -> Training:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)).double()
     draw = np.random.default_rng(0)
-    total = sum(SIZES)
+    total = sum(sizes)
     examples = Examples(torch.from_numpy(draw.normal(size=(total, 1, 6, 6)) * scale),
                         torch.from_numpy(draw.integers(3, size=total)))
     order = np.random.default_rng(seed).permutation(total)
     config = Config(cohort=3, seed=seed, rounds=rounds, engine="stacked", checkpoint_every=2,
                     client=ClientOptions(lr=0.1, batch_size=4), server=server)
-    run = Training(Task(model, variant, Data(examples, examples), np.split(order, np.cumsum(SIZES)[:-1])), config)
+    run = Training(Task(model, variant, Data(examples, examples), np.split(order, np.cumsum(sizes)[:-1])), config)
     run.begin(folder, resume=folder is not None)
     return run
 
@@ -86,6 +87,18 @@ def test_robust_means_stay_within_their_run(mean: Literal["median", "trimmed"]) 
         assert not torch.allclose(plain_mean.w["0.weight"], ended.w["0.weight"], atol=1e-6)
 
 
+def test_every_run_has_a_split_of_its_own() -> None:
+    """Another number of clients, and other steps a round: what is padded for the longest changes nothing."""
+    splits = [SIZES, [1, 2, 11, 1, 5, 4, 6], [6, 6, 6, 6, 6]]
+    together = [training(mqat(), 1, sizes=sizes) for sizes in splits]
+    outcomes = dict(train_side_by_side(together))
+    for sizes, run in zip(splits, together, strict=True):
+        ended, expected = outcomes[run], training(mqat(), 1, sizes=sizes).train()
+        assert isinstance(ended, Trained)
+        assert all(torch.allclose(w, ended.w[name], atol=1e-9) for name, w in expected.w.items())
+        assert [e["loss"] for e in ended.metrics] == pytest.approx([e["loss"] for e in expected.metrics], abs=1e-6)
+
+
 def test_runs_of_different_length_end_on_their_own() -> None:
     short, long = training(mqat(), 1, rounds=1), training(mqat(), 2, rounds=4)
     assert [run for run, _ in train_side_by_side([short, long])] == [short, long]
@@ -131,6 +144,10 @@ def test_which_runs_share_a_program() -> None:
               Component("baseline", {"dropout": 0.5})]
     assert len({program_key(replace(config, variant=v)) for v in (*same, *others)}) == 1 + len(others)
     assert program_key(config) != program_key(replace(config, cohort=5))
+    nets = [Component("resnet20"), Component("resnet20", {"init": "he"}), Component("resnet20", {"groups": 8}),
+            Component("mine:net"), Component("mine:net", {"init": "he"})]
+    assert len({program_key(replace(config, model=net)) for net in nets}) == len(nets) - 1
+    assert program_key(replace(config, split=Component("by_id"))) == program_key(config)
     for penalized in ([Component("baseline", {"weight_decay": d}) for d in (1e-2, 1e-6)],
                       [Component("kure", {"scale": s}) for s in (0.1, 1.0)]):
         assert len({program_key(replace(config, variant=v)) for v in penalized}) == 1

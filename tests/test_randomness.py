@@ -27,6 +27,18 @@ def test_draws_are_frozen() -> None:
     assert generator(1, "cohort", 5).integers(1000, size=3).tolist() == [536, 178, 989]
 
 
+@pytest.mark.parametrize(("k", "step", "site"), [(0, 0, 0), (2**63 - 1, 999, 40), (2**31, 7, 2**31), (2**32 - 1, 2**20, 3)])
+def test_draws_are_the_hash_of_words_without_a_sign(k: int, step: int, site: int) -> None:
+    def mixed(x: int) -> int:
+        for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+            x = ((x ^ x >> shift) * factor) % 2**32
+        return x ^ x >> 15
+
+    lane = mixed(k % 2**32 ^ mixed(step ^ site * 0x9E3779B1 % 2**32))
+    words = [mixed(mixed(position ^ lane) ^ k >> 32) for position in range(50)]
+    assert draw(k, step, site, 50).tolist() == [(word >> 8) / 2**24 for word in words]
+
+
 def test_uniform_is_uniform() -> None:
     x = draw(key(3, "noise"), size=200_000)
     assert float(x.min()) >= 0

@@ -75,6 +75,20 @@ def test_a_plan_is_recipes_times_seeds() -> None:
     assert [run.seed for run in plan(["quickstart/mqat"], ["seed=7"])] == [7]
 
 
+def test_varied_settings_are_trained_in_every_combination() -> None:
+    runs = plan(["quickstart/mqat", "quickstart/fedavg"], ["rounds=3"], [1, 5],
+                ["split.alpha=0.1, 10,0.1", "evaluation.bits=[32,4],[2, 3]"])
+    assert len(runs) == 2 * 4 * 2
+    assert [run.name for run in runs[:4]] == ["mqat-alpha-0.1-bits-32-4-seed1", "mqat-alpha-0.1-bits-32-4-seed5",
+                                              "mqat-alpha-0.1-bits-2-3-seed1", "mqat-alpha-0.1-bits-2-3-seed5"]
+    assert runs[2].overrides == ("rounds=3", "split.alpha=0.1", "evaluation.bits=[2, 3]")
+    assert runs[2].config.evaluation.bits == (2, 3)
+    assert [run.config.split.arguments["alpha"] for run in runs[::4]] == [0.1, 10, 0.1, 10]
+    assert [run.seed for run in plan(["quickstart/mqat"], vary=["seed=3,4"])] == [3, 4]
+    quoted = plan(["quickstart/mqat"], vary=['model.name="a,b:c",lenet5'])
+    assert [run.config.model.name for run in quoted] == ["a,b:c", "lenet5"]
+
+
 def test_a_folder_of_the_users_recipes(home: Path) -> None:
     (home / "mine").mkdir()
     for name in ("b", "a", "_base"):
@@ -94,24 +108,32 @@ def test_two_recipes_never_share_a_folder(home: Path) -> None:
         plan(["a", "x", "a-c.toml"])
 
 
-@pytest.mark.parametrize(("names", "overrides", "seeds", "message"), [
-    (["quickstart/mqt"], [], None, "did you mean 'quickstart/mqat'"), ([], [], None, "at least one recipe"),
-    (["quickstart"], ["seed=3"], [1], "give one of them"), (["quickstart"], ["rouds=3"], None, "did you mean 'rounds'"),
-    (["quickstart"], [], [-1], "seed = -1")])
-def test_a_plan_that_cannot_be(names: list[str], overrides: list[str], seeds: list[int] | None, message: str) -> None:
+@pytest.mark.parametrize(("names", "overrides", "seeds", "vary", "message"), [
+    (["quickstart/mqt"], [], None, [], "did you mean 'quickstart/mqat'"), ([], [], None, [], "at least one recipe"),
+    (["quickstart"], ["seed=3"], [1], [], "give one of them"),
+    (["quickstart"], ["rouds=3"], None, [], "did you mean 'rounds'"),
+    (["quickstart"], [], [-1], [], "seed = -1"), (["quickstart"], [], [1], ["seed=1,2"], "give one of them"),
+    (["quickstart"], ["rounds=3"], None, ["rounds=1,2"], "rounds is said twice"),
+    (["quickstart"], [], None, ["rounds=1", "rounds=2"], "rounds is said twice"),
+    (["quickstart"], [], None, ["rouds=1,2"], "did you mean 'rounds'"),
+    (["quickstart"], [], None, ["rounds=1,,2"], "--vary rounds=1,,2: write key=value,value"),
+    (["quickstart"], [], None, ["rounds"], "--vary rounds: write key=value,value"),
+    (["quickstart"], [], None, ["=1,2"], "write key=value"),
+    (["quickstart/mqat"], [], None, ['loss="a b","a-b"'], "would both be trained in the folder 'mqat-loss-a-b-seed1'")])
+def test_a_plan_that_cannot_be(names: list[str], overrides: list[str], seeds: list[int] | None, vary: list[str],
+                               message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        plan(names, overrides, seeds)
+        plan(names, overrides, seeds, vary)
     assert message in str(caught.value)
 
 
-def test_groups_share_everything_that_shapes_the_computation() -> None:
-    runs = plan(["paper/cifar10-lenet5", "paper/cifar10-resnet20/mqat"], [], [1, 2])
+def test_groups_share_data_and_the_settings_of_a_process() -> None:
+    runs = plan(["paper/cifar10-lenet5", "paper/femnist-lenet5/mqat"], [], [1, 2])
     assert [len(group) for group in groups(runs)] == [18, 2]
     key = group_key(from_recipe("quickstart/mqat"))
-    for same in ("seed=4", "variant.name=qat", "ranges.weights=minmax", "evaluation.every=7", "checkpoint_every=3"):
+    for same in ("seed=4", "variant.name=qat", "cohort=3", "split.alpha=0.3", "model.groups=4"):
         assert group_key(from_recipe("quickstart/mqat", [same])) == key, same
-    for other in ("cohort=3", "client.batch_size=8", "split.alpha=0.3", "model.groups=4", "rounds=7", "server.lr=1.0",
-                  "ranges.learned=true", "sites.per_channel=true", "data.name=cifar10"):
+    for other in ("data.name=cifar10", "compute.precision=bf16", "threads=3", "device=cpu", "engine=sequential"):
         assert group_key(from_recipe("quickstart/mqat", [other])) != key, other
 
 

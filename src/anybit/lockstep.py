@@ -1,7 +1,7 @@
 """Several runs side by side in one program: the clients of all their cohorts are stacked, each with its own run's model.
 
-Runs that differ only in seed, in the bit-widths their clients train at and in where their steps come from compute the
-same operations on other numbers. One program for all of them keeps a GPU busier than one after another.
+Runs that differ only in seed, split, initial weights, in the bit-widths their clients train at and in where their steps
+come from compute the same operations on other numbers. One program for all keeps a GPU busier than one after another.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anybit.build import MODELS
 from anybit.config import Component, Config
 from anybit.engines import Stacked
 from anybit.federated.algorithm import ClientStep, State, Tensors, client_update, server_update
@@ -24,8 +25,8 @@ from anybit.run import Training
 from anybit.schema import plain
 from anybit.task import Trained
 
-_OF_ITS_OWN = ("seed", "variant", "ranges", "evaluation", "checkpoint_every")
-"""What runs side by side may differ in."""
+_OF_ITS_OWN = ("seed", "split", "model", "variant", "ranges", "evaluation", "checkpoint_every")
+"""What runs side by side may differ in, if their operations are the same."""
 
 _NUMBERS = ("name", "bits", "start", "fixed", "scale")
 """Arguments of a variant that change numbers, and no operation."""
@@ -37,10 +38,17 @@ def program_key(config: Config) -> str:
     """Equal for runs that one program can train.
 
     QAT and MQAT at any bits are the same rounding with other widths, and the plain baseline is that at 32 bits. Penalties
-    of any strength are the same penalties.
+    of any strength are the same penalties, and the paper's networks are the same network from any initial weights.
     """
     shared = {name: value for name, value in plain(config).items() if name not in _OF_ITS_OWN}
-    return json.dumps([shared, _operations(config.variant), config.ranges.learned], sort_keys=True)
+    return json.dumps([shared, _network(config.model), _operations(config.variant), config.ranges.learned], sort_keys=True)
+
+
+def _network(model: Component) -> Any:
+    arguments = plain(model)
+    if model.name in MODELS:
+        arguments.pop("init", None)
+    return arguments
 
 
 def _operations(variant: Component) -> Any:

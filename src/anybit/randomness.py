@@ -8,6 +8,7 @@ CPU and GPU all see the same numbers, and a resumed run sees those of the run th
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,13 +29,16 @@ def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.ra
     return np.random.Generator(np.random.Philox(key=key(seed, purpose, round, client)))
 
 
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """x >> bits of 32-bit words without a sign."""
+    return (x >> bits) & (_WORD >> bits)
+
+
 def _mix(x: Tensor) -> Tensor:
-    """A 32-bit integer hash in int64: both factors are below 2³¹, so no product overflows."""
-    x = x ^ (x >> 16)
-    x = (x * 0x21F0AAAD) & _WORD
-    x = x ^ (x >> 15)
-    x = (x * 0x735A2D97) & _WORD
-    return x ^ (x >> 15)
+    """A hash of 32-bit words, held in int32: products wrap around, and half the memory of int64 is half the time."""
+    x = (x ^ _shifted(x, 16)) * 0x21F0AAAD
+    x = (x ^ _shifted(x, 15)) * 0x735A2D97
+    return x ^ _shifted(x, 15)
 
 
 def uniform(key: Tensor, step: Tensor, site: int, shape: Sequence[int]) -> Tensor:
@@ -42,10 +46,8 @@ def uniform(key: Tensor, step: Tensor, site: int, shape: Sequence[int]) -> Tenso
 
     key: a scalar from `key()` · step: the local step · site: which tensor of the model is being drawn for.
     """
-    lane = _mix((key & _WORD) ^ _mix(step.to(torch.int64) ^ (site * 0x9E3779B1 & _WORD)))
-    count = 1
-    for size in shape:
-        count *= size
-    position = torch.arange(count, device=key.device).reshape(tuple(shape))
-    word = _mix(_mix(position ^ lane) ^ (key >> 32))
-    return (word >> 8).to(torch.float32) * 2.0**-24
+    place = step.to(torch.int64) ^ (site * 0x9E3779B1 & _WORD)
+    lane = _mix(key.to(torch.int32) ^ _mix(place.to(torch.int32)))
+    position = torch.arange(math.prod(shape), dtype=torch.int32, device=key.device).reshape(tuple(shape))
+    word = _mix(_mix(position ^ lane) ^ (key >> 32).to(torch.int32))
+    return _shifted(word, 8).to(torch.float32) * 2.0**-24

@@ -1,14 +1,16 @@
-"""A sweep is many runs: recipes × seeds × overrides. It is a folder, too, with one ordinary run folder per run.
+"""A sweep is many runs: recipes × varied settings × seeds. It is a folder, too, with one ordinary run folder per run.
 
-sweep.json  <recipe>-seed<n>/ …
+sweep.json  <recipe>-seed<n>/  <recipe>-<setting>-<value>-seed<n>/ …
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,8 @@ from anybit.folder import locked
 from anybit.schema import plain, read
 from anybit.tensors import read_json, stale, write_json
 
-_SHARED = ("data", "split", "model", "rounds", "cohort", "weighting", "loss", "client", "server", "sites", "engine",
-           "device", "threads")
-"""What runs must have in common to be trained as one group; seed, variant, evaluation and checkpoints may differ."""
+_SHARED = ("data", "engine", "device", "threads", "compute")
+"""What runs of a group have in common: one copy of the data, and settings of the whole process."""
 
 _LONGEST_NAME = 200
 """Bytes of a run's name: file systems take 255, and temporary names are longer."""
@@ -41,27 +42,55 @@ class PlannedRun:
     """What recipe, overrides and seed say together, so that a sweep goes on where its recipes are not."""
 
 
-def plan(names: Sequence[str], overrides: Sequence[str] = (), seeds: Sequence[int] | None = None) -> list[PlannedRun]:
-    """Every recipe of `names` (a recipe, or a folder of recipes) with every seed; without seeds, with its own."""
-    if seeds is not None and any(recipes.parse_override(o).get("seed") is not None for o in overrides):
-        raise ConfigError("seed=… together with seeds: give one of them")
+def plan(names: Sequence[str], overrides: Sequence[str] = (), seeds: Sequence[int] | None = None,
+         vary: Sequence[str] = ()) -> list[PlannedRun]:
+    """Every recipe of `names` (a recipe, or a folder of recipes) with every seed; without seeds, with its own.
+
+    vary: 'key=a,b' for settings of which every combination is trained, e.g. 'model.init=torch,he'.
+    """
+    choices = [recipes.parse_choices(text) for text in vary]
+    _check_keys(overrides, [several[0] for several in choices], seeds)
     found = list(dict.fromkeys(recipe for name in names for recipe in recipes.expand(name)))
     if not found:
         raise ConfigError("a sweep needs at least one recipe: 'anybit ls' lists all")
     runs = []
     for recipe, leaf in zip(found, _leaves(found), strict=True):
-        for seed in dict.fromkeys(seeds) if seeds is not None else (from_recipe(recipe, overrides).seed,):
-            config = from_recipe(recipe, [*overrides, f"seed={seed}"])
-            runs.append(PlannedRun(f"{leaf}-seed{seed}", recipe, tuple(overrides), seed, config))
+        for chosen in product(*choices):
+            said = (*overrides, *chosen)
+            for seed in dict.fromkeys(seeds) if seeds is not None else (from_recipe(recipe, said).seed,):
+                config = from_recipe(recipe, [*said, f"seed={seed}"])
+                name = "-".join((leaf, *map(_label, chosen), f"seed{seed}"))
+                runs.append(PlannedRun(name, recipe, said, seed, config))
     return _distinct(runs)
 
 
+def _check_keys(overrides: Sequence[str], varied: Sequence[str], seeds: Sequence[int] | None) -> None:
+    said = [override.partition("=")[0] for override in overrides]
+    for key in (override.partition("=")[0] for override in varied):
+        if key in said:
+            raise ConfigError(f"{key} is said twice: give all its values to one --vary")
+        said.append(key)
+    if seeds is not None and "seed" in said:
+        raise ConfigError("seed=… together with seeds: give one of them")
+
+
+def _label(override: str) -> str:
+    """A varied setting in the name of a folder.
+
+    >>> _label("variant.bits=[2, 4]"), _label("split.alpha=0.1")
+    ('bits-2-4', 'alpha-0.1')
+    """
+    key, _, value = override.partition("=")
+    return "-".join(re.findall(r"[\w.+]+", f"{key.rpartition('.')[2]}-{value}"))
+
+
 def _distinct(runs: list[PlannedRun]) -> list[PlannedRun]:
-    owner: dict[str, str] = {}
+    owner: dict[str, PlannedRun] = {}
     for run in runs:
-        if owner.setdefault(run.name, run.recipe) != run.recipe:
-            raise ConfigError(f"{owner[run.name]} and {run.recipe} would both be trained in the folder '{run.name}': "
-                              "rename one of them")
+        other = owner.setdefault(run.name, run)
+        if other != run:
+            one, two = (" ".join((each.recipe, *each.overrides)) for each in (other, run))
+            raise ConfigError(f"{one} and {two} would both be trained in the folder '{run.name}': rename one of them")
     return runs
 
 
@@ -81,10 +110,9 @@ def _leaves(found: Sequence[str]) -> list[str]:
 
 
 def group_key(config: Config) -> str:
-    """Equal for runs that differ in nothing that shapes the computation, so that they could be trained side by side."""
+    """Equal for runs that can be trained from one copy of the data; which of them go side by side, lockstep.py says."""
     content = plain(config)
-    shared = {key: content[key] for key in _SHARED} | {"learned": config.ranges.learned}
-    return json.dumps(shared, sort_keys=True)
+    return json.dumps({key: content[key] for key in _SHARED}, sort_keys=True)
 
 
 def groups(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:

@@ -102,6 +102,12 @@ def test_dry_run_lists_and_leaves_nothing(home: Path, capsys: pytest.CaptureFixt
     assert len(listed) == 18
     assert listed[1] == {"name": "apqn2-seed2", "recipe": "paper/cifar10-lenet5/apqn2", "overrides": ["rounds=5"],
                          "seed": 2, "rounds": 5}
+    varied = ["--vary", "model.init=torch,he", "--vary", "split.alpha=0.1,1"]
+    assert run(["sweep", "paper/cifar10-lenet5/qat4", "rounds=5", *varied, "--dry-run", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in listed] == [f"qat4-init-{init}-alpha-{alpha}-seed1" for init in ("torch", "he")
+                                                   for alpha in ("0.1", "1")]
+    assert listed[2]["overrides"] == ["rounds=5", "model.init=he", "split.alpha=0.1"]
     assert run(["sweep", "paper/cifar10-lenet5", "--dry-run"]) == 0
     assert "qat4-seed1" in capsys.readouterr().out
     assert not (home / "runs").exists()
@@ -125,6 +131,7 @@ def test_a_live_table_fits_the_terminal_and_shows_what_runs(home: Path, monkeypa
     (["sweep", "quickstart/mqt"], "did you mean 'quickstart/mqat'?"),
     (["sweep", "quickstart", "--seeds", "1,b"], "--seeds 1,b: write whole numbers with commas"),
     (["sweep", "there", "rounds=3"], "there is a sweep: it continues as it was defined"),
+    (["sweep", "there", "--vary", "rounds=3,4"], "there is a sweep: it continues as it was defined"),
     (["sweep", "quickstart", "--path", "there"], "there holds another sweep"),
     (["resume", "there"], "there is a sweep: continue it with 'anybit sweep there'"),
     (["collect", "there", "--out", "all.txt"], "'all.txt': a results file ends in .json or .csv"),

@@ -11,7 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from anybit.kernels.native import use_native
+from anybit import randomness
+from anybit.kernels.native import operations, use_native
 from anybit.kernels.native.operations import conv2d, group_norm, max_pool2d, on_grid, subsample
 from anybit.layers import GroupNormReLU
 from anybit.models import lenet5, resnet20
@@ -81,6 +82,15 @@ def test_rounding_gives_the_bits_of_the_library(outer: int, inner: int, form: st
                                strict=True):
         assert ours.stride() == reference.stride()
         assert ours.contiguous().numpy().tobytes() == reference.contiguous().numpy().tobytes()
+
+
+@many
+@given(st.integers(0, 2**63 - 1), st.integers(0, 10**6), st.integers(0, 10**4), st.integers(0, 20), st.integers(0, 20))
+def test_draws_are_the_bits_of_the_library(key: int, step: int, site: int, rows: int, columns: int) -> None:
+    ours, reference = (f(torch.tensor(key), torch.tensor(step), site, (rows, columns))
+                       for f in (operations.uniform, randomness.uniform))
+    assert ours.dtype == reference.dtype
+    assert torch.equal(ours, reference)
 
 
 @many

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from anybit.quant.alone import Alone, HostGrid, on_grid, rounded
-from anybit.quant.grid import BITS, Grid, Width, quantize, rounding
+from anybit.quant.grid import BITS, Grid, Transform, Width, pseudo_noise, quantize, rounding
 from anybit.quant.sites import SiteOptions, bind, prepare, step_shapes
 
 
@@ -50,16 +50,17 @@ class Net(nn.Module):
 
 @pytest.mark.parametrize("options", [SiteOptions(), SiteOptions(per_channel=True), SiteOptions(first_last_bits=8)])
 @pytest.mark.parametrize("width", [Width(2, 32), Width(4, 3), Width(32, 4), Width(32, 32)])
-def test_alone_gives_what_bound_buffers_give(options: SiteOptions, width: Width) -> None:
+@pytest.mark.parametrize("transform", [rounding, pseudo_noise])
+def test_alone_gives_what_bound_buffers_give(options: SiteOptions, width: Width, transform: Transform) -> None:
     """Value and gradients, in double precision; a width again, after another one, gives the same."""
     torch.manual_seed(0)
-    model = prepare(Net().double(), rounding, rounding, options)
+    model = prepare(Net().double(), transform, transform, options)
     w = {n: p.detach().requires_grad_() for n, p in model.named_parameters()}
     steps = {site: torch.rand(len(BITS), *shape).double() * 0.2 + 0.1
              for site, shape in step_shapes(Net(), options).items()}
     x, more = torch.randn(6, 4).double(), {"rows": torch.ones(6), "key": torch.tensor(0), "count": torch.tensor(0)}
     expected = torch.func.functional_call(model, {**w, **bind(model, steps, torch.tensor(width), **more)}, (x,))
-    alone = Alone(prepare(Net().double(), rounding, rounding, options))
+    alone = Alone(prepare(Net().double(), transform, transform, options))
     first = alone(w, steps, torch.tensor(width), x, **more)[0]
     other = alone(w, steps, torch.tensor(Width(3, 8)), x, **more)[0]
     again = alone(w, steps, torch.tensor(width), x, **more)[0]

@@ -22,17 +22,19 @@ def sweep(names: Annotated[list[str], typer.Argument(
               metavar="NAME... [KEY=VALUE]...", help="Recipes, folders of recipes, or one sweep's folder to continue; "
                                                      "then overrides, e.g. rounds=200.")],
           seeds: Annotated[str | None, typer.Option(metavar="1,2,3", help="Default: each recipe's own seed.")] = None,
+          vary: Annotated[list[str] | None, typer.Option(
+              metavar="KEY=A,B", help="Train with each of these values; several: every combination.")] = None,
           path: Annotated[Path | None, typer.Option(help="The sweep's folder; default: runs/sweeps/NAME.")] = None,
           time_limit: Annotated[float | None, typer.Option(
               metavar="SECONDS", help="Stop with a checkpoint when this time is over.")] = None,
           dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs, and stop.")] = False,
           imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
-    """Train many runs: recipes × seeds. The same command again continues, and retries what failed."""
+    """Train many runs: recipes × varied settings × seeds. The same command again continues, and retries what failed."""
     from anybit.schedule import SweepWatch, train_sweep
     from anybit.sweep import SweepFolder
 
     started = time.monotonic()
-    runs, folder = _resolve(names, seeds, path)
+    runs, folder = _resolve(names, vary or [], seeds, path)
     if dry_run:
         _print_plan(runs, json)
         return
@@ -48,18 +50,18 @@ def sweep(names: Annotated[list[str], typer.Argument(
     _conclude(held, failed, watch, imports or [])
 
 
-def _resolve(names: list[str], seeds: str | None, path: Path | None) -> tuple[list[PlannedRun], Path]:
+def _resolve(names: list[str], vary: list[str], seeds: str | None, path: Path | None) -> tuple[list[PlannedRun], Path]:
     """(the runs, the folder) of a new definition, or of the sweep that a single name leads to."""
     from anybit.errors import ConfigError
     from anybit.sweep import SweepFolder, is_sweep, plan
 
     if is_sweep(Path(names[0])):
-        if len(names) > 1 or seeds or path:
+        if len(names) > 1 or vary or seeds or path:
             raise ConfigError(f"{names[0]} is a sweep: it continues as it was defined, without further arguments")
         held = SweepFolder.open(Path(names[0]))
         return held.runs, held.path
     wanted = [name for name in names if "=" not in name]
-    runs = plan(wanted, [name for name in names if "=" in name], _seeds(seeds))
+    runs = plan(wanted, [name for name in names if "=" in name], _seeds(seeds), vary)
     label = "-".join(Path(name).stem if Path(name).exists() else name.strip("/").replace("/", "-") for name in wanted)
     if len(label) > 80:
         label = f"{len(runs)}-runs"

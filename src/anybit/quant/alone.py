@@ -1,8 +1,8 @@
 """A prepared model for one client at a time, outside vmap and compile: the numbers of `bind`, for a fraction of the cost.
 
 Under vmap everything that a client's width decides is a tensor operation. One client alone has a width that the host
-knows: a site at 32 bits does nothing, the others round without looking at their bits, all weights in one differentiable
-operation, and parameters are put into the modules directly.
+knows: a site at 32 bits does nothing, the others round or add noise without looking at their bits, all weights are
+rounded in one differentiable operation, and parameters are put into the modules directly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from anybit.quant.grid import BITS, FLOAT, Width, limits, rounding
+from anybit.quant.grid import BITS, FLOAT, Grid, Width, limits, pseudo_noise, rounding
 from anybit.quant.sites import KeyedDropout, Quantizer, RoundingKernel, quantizers, weight_sites
 
 Shortcut = Callable[[Tensor], Tensor]
@@ -149,10 +149,16 @@ def _shortcut(site: Quantizer, table: Tensor | None, bits: int) -> Shortcut | No
     if table is None or bits == FLOAT:
         return _unchanged
     step = table[bits - BITS[0]]
-    if site.transform is not rounding or step.requires_grad or not bool((step > 0).all()):
+    if site.transform not in (rounding, pseudo_noise) or step.requires_grad or not bool((step > 0).all()):
         return None
     low, high = limits(torch.tensor(bits), site.grid)
+    if site.transform is pseudo_noise:
+        return partial(_noisy, site, Grid(step, low, high))
     return HostGrid(step, float(low), float(high), site.kernel or on_grid)
+
+
+def _noisy(site: Quantizer, grid: Grid, x: Tensor) -> Tensor:
+    return pseudo_noise(x, grid, partial(site.draw, x.shape))
 
 
 def _fill(site: Quantizer, table: Tensor | None, bits: int, rows: Tensor) -> None:

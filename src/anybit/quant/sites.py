@@ -8,8 +8,9 @@ and no globals, so vmap, compile and export see everything, and the user's objec
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -23,6 +24,8 @@ from anybit.randomness import uniform
 Kind = Literal["weights", "activations"]
 RoundingKernel = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 """(x, Δ, low, high) → (Q(x), ∂Q/∂x)."""
+Draws = Callable[[Tensor, Tensor, int, Sequence[int]], Tensor]
+"""(key, local step, number of the site, shape) → U[0, 1)."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Quantizer(nn.Module):
     observed: Tensor
     kernel: RoundingKernel | None = None
     """In place of the library's operations, for a client alone."""
+    uniform: Draws = staticmethod(uniform)
 
     def __init__(self, kind: Kind, number: int, grid: GridName, transform: Transform | None) -> None:
         super().__init__()
@@ -85,8 +89,12 @@ class Quantizer(nn.Module):
             self.observed = self.observer.fold(self.observed, x, self._rows_of(x), grid)
         if self.transform is None:
             return x
-        y = self.transform(x, grid, lambda: uniform(self.key, self.count, self.number, x.shape))
+        y = self.transform(x, grid, partial(self.draw, x.shape))
         return torch.where(self.step > 0, y, x)
+
+    def draw(self, shape: Sequence[int]) -> Tensor:
+        """U[0, 1), fresh at every local step."""
+        return self.uniform(self.key, self.count, self.number, shape)
 
     def _rows_of(self, x: Tensor) -> Tensor:
         """The row mask in x's first dimension, also when the model folded another dimension into the batch."""
@@ -100,6 +108,7 @@ class KeyedDropout(nn.Module):
 
     key: Tensor
     count: Tensor
+    uniform: Draws = staticmethod(uniform)
 
     def __init__(self, p: float, number: int, channels: bool = False) -> None:
         super().__init__()
@@ -111,7 +120,7 @@ class KeyedDropout(nn.Module):
         if not self.training or self.p == 0:
             return x
         shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.channels else x.shape
-        keep = uniform(self.key, self.count, self.number, shape) >= self.p
+        keep = self.uniform(self.key, self.count, self.number, shape) >= self.p
         return x * keep / (1 - self.p)
 
 

@@ -113,6 +113,25 @@ def parse_override(text: str) -> dict[str, Any]:
     return out
 
 
+def parse_choices(text: str) -> list[str]:
+    """'model.init=torch,he' as ['model.init=torch', 'model.init=he']; commas inside brackets and quotes do not separate."""
+    key, sign, values = text.partition("=")
+    parts, depth, quoted = [""], 0, False
+    for letter in values:
+        quoted ^= letter == '"'
+        depth += 0 if quoted else (letter in "[{") - (letter in "]}")
+        if letter == "," and depth == 0 and not quoted:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if not sign or not all(part.strip() for part in parts):
+        raise ConfigError(f"--vary {text}: write key=value,value, e.g. --vary server.lr=1e-3,1e-2")
+    choices = list(dict.fromkeys(f"{key}={part.strip()}" for part in parts))
+    for choice in choices:
+        parse_override(choice)
+    return choices
+
+
 def as_toml(content: Mapping[str, Any], table: str = "") -> str:
     """Plain data as TOML: values first, then the tables."""
     lines = [f"{_toml_key(key)} = {toml_value(value)}" for key, value in content.items() if not isinstance(value, Mapping)]

@@ -25,7 +25,7 @@ COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
 """Nothing that assumes finite numbers: a loss that is not finite must be seen."""
 FUNCTIONS = {"conv_forward": 5, "conv_grad_input": 4, "conv_grad_weight": 4, "conv_grad_bias": 3, "norm_forward": 8,
-             "norm_backward": 12, "pool_forward": 4, "pool_backward": 5, "round_forward": 5}
+             "norm_backward": 12, "pool_forward": 4, "pool_backward": 5, "round_forward": 5, "draw": 2}
 """Names and how many pointers each takes, the last one to the sizes."""
 _SOURCES = Path(__file__).parent
 _PATIENCE = 300.0

@@ -6,13 +6,13 @@ from torch import Tensor, nn
 
 from anybit.kernels import is_plain
 from anybit.kernels.native.compiled import library
-from anybit.kernels.native.operations import conv2d, group_norm, max_pool2d, on_grid, subsample
+from anybit.kernels.native.operations import conv2d, group_norm, max_pool2d, on_grid, subsample, uniform
 from anybit.layers import GroupNormReLU, Subsample
-from anybit.quant.sites import Quantizer
+from anybit.quant.sites import KeyedDropout, Quantizer
 
 
 def use_native(model: nn.Module) -> None:
-    """Let a prepared model's square convolutions, norms, pools and quantizers compute natively; the rest stays as it is."""
+    """Let a prepared model's square convolutions, norms, pools, quantizers and draws compute natively; nothing else."""
     library()
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d) and is_plain(layer):
@@ -22,7 +22,9 @@ def use_native(model: nn.Module) -> None:
         elif isinstance(layer, Subsample):
             layer.kernel = subsample
         elif isinstance(layer, Quantizer):
-            layer.kernel = on_grid
+            layer.kernel, layer.uniform = on_grid, uniform
+        elif isinstance(layer, KeyedDropout):
+            layer.uniform = uniform
         elif type(layer) is nn.GroupNorm and layer.affine:
             layer.__class__ = _GroupNorm
         elif type(layer) is nn.MaxPool2d and _is_simple(layer):

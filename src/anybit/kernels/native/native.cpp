@@ -1,5 +1,6 @@
 // Kernels for one client on one core. Tensors are float32, [channel][row][column][image]; weights [outer][inner][a][b].
 #include "direct.h"
+#include "draw.h"
 #include "norm.h"
 #include "pool.h"
 #include "round.h"
@@ -75,5 +76,7 @@ void pool_backward(const float* g, const float* y, const float* where, float* dx
 void round_forward(const float* x, const float* step, float* y, float* inside, const RoundShape* s) {
     round_forward(*s, x, step, y, inside);
 }
+
+void draw(float* u, const Draw* d) { draw(*d, u); }
 
 }  // extern "C"

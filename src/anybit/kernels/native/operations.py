@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -211,3 +212,14 @@ def on_grid(x: Tensor, step: Tensor, low: float, high: float) -> tuple[Tensor, T
     y, inside, step = torch.empty_like(x), torch.empty_like(x), step.contiguous()
     _call("round_forward", x, step, y, inside, sizes=_grid_sizes(step.numel(), x.numel() // step.numel(), low, high))
     return y, inside
+
+
+class _Draw(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("count", "key", "step", "site"))
+
+
+def uniform(key: Tensor, step: Tensor, site: int, shape: Sequence[int]) -> Tensor:
+    """The draws of `anybit.randomness.uniform`, in one pass."""
+    u = torch.empty(tuple(shape))
+    _call("draw", u, sizes=_Draw(u.numel(), int(key), int(step), site))
+    return u
