@@ -37,6 +37,8 @@ class Candidate(NamedTuple):
     warps: int
     rows: int = 0
     stages: int = 0
+    registers: int | None = None
+    shortcut: bool = True
 
 
 def _tile(size: int) -> int:
@@ -54,8 +56,9 @@ def candidates() -> Iterator[Candidate]:
             if rows * together * min(64, _tile(outer)) <= 3 * 64 * 64:
                 yield Candidate("weight_grad", layer, pixels, together, 4, rows, stages)
         if kernel == 3 and inner >= convolution.MANY:
-            for name, warps in itertools.product(("norm", "norm_grad"), (2, 4, 8, 16)):
-                yield Candidate(name, layer, 0, 0, warps)
+            for name, warps, registers, shortcut in itertools.product(("norm", "norm_grad"), (2, 4, 8, 16), (None, 64, 128),
+                                                                      (False, True)):
+                yield Candidate(name, layer, 0, 0, warps, registers=registers, shortcut=shortcut)
 
 
 class Bench:
@@ -99,13 +102,14 @@ class Bench:
             return lambda: (convolution._weight_grad_kernel[parts, per, self.clients](
                 t["x"], t["dy"], out, pixels, SPLIT=split, STEPS=steps, ROWS=c.rows, STAGES=c.stages, num_warps=c.warps,
                 **shape), out.sum(1))
-        sizes = {"IMAGES": IMAGES, "C": outer, "BP": pixels // IMAGES, "BC": _tile(outer), "GROUPS": 2, "HAS_SHORTCUT": True}
+        sizes = {"IMAGES": IMAGES, "P": side * side, "C": outer, "BP": side * side, "BC": _tile(outer), "GROUPS": 2,
+                 "HAS_SHORTCUT": c.shortcut, "num_warps": c.warps, "maxnreg": c.registers}
         images = (self.clients * IMAGES,)
         if c.kernel == "norm":
-            return lambda: norm._forward_kernel[images](t["y"], t["dy"], t["gamma"], t["beta"], t["dx"], t["moments"],
-                                                        side * side, 1e-5, num_warps=c.warps, **sizes)
-        return lambda: norm._backward_kernel[images](t["dy"], t["y"], t["y"], t["moments"], t["gamma"], t["dx"],
-                                                     t["dshortcut"], t["sums"], side * side, num_warps=c.warps, **sizes)
+            return lambda: norm._forward_kernel[images](t["y"], t["dy"], t["gamma"], t["beta"], t["dx"], t["moments"], 1e-5,
+                                                        **sizes)
+        return lambda: norm._backward_kernel[images](t["dy"], t["y"], t["y"], t["moments"], t["gamma"], t["beta"], t["dx"],
+                                                     t["dshortcut"], t["sums"], **sizes)
 
 
 def microseconds(launch: Callable[[], Any]) -> float:
@@ -146,17 +150,17 @@ def main() -> None:
     every, workers = list(candidates()), max(1, (os.cpu_count() or 2) - 1)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_all, [(every[i::workers], given.clients, dtype) for i in range(workers)]))
-    bench, found = Bench(given.clients, dtype), dict[tuple[str, Any], list[tuple[float, Candidate]]]()
+    bench, found = Bench(given.clients, dtype), dict[tuple[str, Any, bool], list[tuple[float, Candidate]]]()
     for one in every:
         try:
-            found.setdefault((one.kernel, one.layer), []).append((microseconds(bench.launch(one)), one))
+            found.setdefault((one.kernel, one.layer, one.shortcut), []).append((microseconds(bench.launch(one)), one))
         except Exception:  # said by compile_all
             continue
-    for (kernel, layer), rows in found.items():
-        print(f"{kernel} {layer}")
+    for (kernel, layer, shortcut), rows in found.items():
+        print(f"{kernel} {layer}" + ("" if shortcut else " without a shortcut"))
         for us, c in sorted(rows)[:given.top]:
             print(f"  {us:7.1f} µs  pixels {c.pixels}, together {c.together}, warps {c.warps}, rows {c.rows}, "
-                  f"stages {c.stages}")
+                  f"stages {c.stages}, registers {c.registers}")
 
 
 if __name__ == "__main__":

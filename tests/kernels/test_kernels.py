@@ -51,8 +51,8 @@ def test_convolution(images: int, inner: int, side: int, outer: int, kernel: int
                 gradients(lambda x, w: F.conv2d(x, w, stride=stride, padding=padding), (x, w)))
 
 
-@pytest.mark.parametrize(("images", "channels", "height", "width", "groups"), [(2, 16, 8, 8, 2), (2, 32, 5, 4, 2),
-                                                                               (1, 20, 6, 6, 4), (1, 6, 3, 7, 3)])
+@pytest.mark.parametrize(("images", "channels", "height", "width", "groups"), [
+    (2, 16, 8, 8, 2), (2, 32, 5, 4, 2), (1, 20, 6, 6, 4), (1, 6, 3, 7, 3), (1, 16, 4, 8, 1), (1, 32, 4, 4, 32)])
 @pytest.mark.parametrize("has_shortcut", [True, False])
 def test_norm(images: int, channels: int, height: int, width: int, groups: int, has_shortcut: bool) -> None:
     from anybit.kernels.norm import norm_relu
