@@ -3,6 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from anybit.randomness import generator, key, uniform
 
@@ -61,6 +63,15 @@ def test_vmapped_clients_draw_what_each_draws_alone() -> None:
     together = torch.func.vmap(lambda k: uniform(k, STEP, 3, (5, 2)))(keys)
     for i, k in enumerate(keys):
         assert torch.equal(together[i], uniform(k, STEP, 3, (5, 2)))
+
+
+def test_compilers_see_no_whole_number_that_is_converted() -> None:
+    """They would convert it through float32, which has 24 bits, and the draws would be others."""
+    keys, steps = torch.tensor([3, 5]), torch.tensor([0, 1])
+    graph = make_fx(torch.func.vmap(lambda k, s: uniform(k, s, 7, (3, 2))))(keys, steps).graph
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    assert len(calls) > 30
+    assert not [node for node in calls if "_to_copy" in str(node.target) and not isinstance(node.args[0], Node)]
 
 
 def test_padding_rows_do_not_shift_the_draws_of_real_rows() -> None:

@@ -36,8 +36,9 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 
 def _mix(x: Tensor) -> Tensor:
     """A hash of 32-bit words, held in int32: products wrap around, and half the memory of int64 is half the time."""
-    x = (x ^ _shifted(x, 16)) * 0x21F0AAAD
-    x = (x ^ _shifted(x, 15)) * 0x735A2D97
+    for bits, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+        # As a tensor: a number times a mapped scalar is converted by vmap, and compilers do that through float32.
+        x = (x ^ _shifted(x, bits)) * torch.full((), factor, dtype=torch.int32, device=x.device)
     return x ^ _shifted(x, 15)
 
 
