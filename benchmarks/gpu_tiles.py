@@ -25,6 +25,7 @@ IMAGES = 64
 LAYERS = [(16, 16, 32, 3, 1), (32, 32, 16, 3, 1), (64, 64, 8, 3, 1), (3, 16, 32, 3, 1), (3, 20, 32, 5, 0),
           (20, 50, 14, 5, 0), (50, 20, 10, 5, 4)]
 """(channels in, out, side, kernel, padding): convolutions of ResNet-20 and LeNet-5, and a gradient of LeNet-5's."""
+KERNELS = ("convolve", "weight_grad", "norm", "norm_grad")
 
 
 class Candidate(NamedTuple):
@@ -145,9 +146,10 @@ def main() -> None:
     parser.add_argument("--precision", choices=("tf32", "bf16"), default="bf16")
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--top", type=int, default=4)
+    parser.add_argument("--kernels", nargs="+", choices=KERNELS, default=KERNELS)
     given = parser.parse_args()
     dtype = torch.bfloat16 if given.precision == "bf16" else torch.float32
-    every, workers = list(candidates()), max(1, (os.cpu_count() or 2) - 1)
+    every, workers = [c for c in candidates() if c.kernel in given.kernels], max(1, (os.cpu_count() or 2) - 1)
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         list(pool.map(compile_all, [(every[i::workers], given.clients, dtype) for i in range(workers)]))
     bench, found = Bench(given.clients, dtype), dict[tuple[str, Any, bool], list[tuple[float, Candidate]]]()

@@ -19,6 +19,9 @@ from anybit.kernels.operators import channels_last, laid_out, operator
 MOST = 16384
 """Values of one image that a program can hold; larger images stay with the library's kernels."""
 
+FORWARD, BACKWARD = 128, 32
+"""Values of one image that a thread holds."""
+
 
 @triton.jit
 def _of_group(sums, C: tl.constexpr, GROUPS: tl.constexpr, BC: tl.constexpr):
@@ -133,6 +136,10 @@ def _sizes(x: Tensor) -> dict[str, int]:
             "BC": max(16, int(triton.next_power_of_2(channels)))}
 
 
+def _warps(sizes: dict[str, int], held: int) -> int:
+    return min(16, max(4, sizes["BP"] * sizes["BC"] // (32 * held)))
+
+
 def _norm_relu(x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, groups: int,
                eps: float) -> tuple[Tensor, Tensor]:
     """(y, moments (client, image, 2, channel)); γ and β (client, channel)."""
@@ -142,7 +149,7 @@ def _norm_relu(x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, 
     sizes = _sizes(x)
     _forward_kernel[(x.shape[0] * x.shape[1],)](
         x, x if shortcut is None else shortcut, gamma.contiguous(), beta.contiguous(), y, moments, eps, GROUPS=groups,
-        HAS_SHORTCUT=shortcut is not None, num_warps=4, **sizes)
+        HAS_SHORTCUT=shortcut is not None, num_warps=_warps(sizes, FORWARD), **sizes)
     return y, moments
 
 
@@ -154,7 +161,7 @@ def _norm_relu_grad(dy: Tensor, y: Tensor, x: Tensor, moments: Tensor, gamma: Te
     sizes = _sizes(x)
     _backward_kernel[(x.shape[0] * x.shape[1],)](
         dy, y, x, moments.contiguous(), gamma.contiguous(), beta.contiguous(), dx, dshortcut, sums, GROUPS=groups,
-        HAS_SHORTCUT=has_shortcut, num_warps=min(16, max(4, sizes["BP"] * sizes["BC"] // 1024)), **sizes)
+        HAS_SHORTCUT=has_shortcut, num_warps=_warps(sizes, BACKWARD), **sizes)
     return dx, dshortcut, sums
 
 
