@@ -151,7 +151,7 @@ def contestants(model: str, folder: Path) -> list[Contestant]:
         return Contestant(f"anybit {variant}, {engine}, {convolution}",
                           here + script("anybit_run.py", variant, engine, convolution, "1"), ours=True)
 
-    ours = [own("baseline", "processes"), own("mqat", "processes"), own("baseline", "sequential"),
+    ours = [*(own(variant, "processes") for variant in ("baseline", "mqat", "kure", "apqn")), own("baseline", "sequential"),
             own("baseline", "processes", "channels-last")]
     plain = [Contestant(f"plain PyTorch loop, {many} threads", here + script("plain.py", many)),
              Contestant("plain PyTorch loop, 1 thread", here + script("plain.py", "1")),
@@ -188,14 +188,17 @@ def compete(model: str, given: argparse.Namespace, missing: dict[str, str]) -> l
 
 
 def ratios(table: list[dict[str, Any]]) -> dict[str, float]:
-    """Best peer over anybit, if there are peers: medians, best rounds, and CPU time; and MQAT over FedAvg."""
+    """Best peer over anybit, if there are peers: medians, best rounds, and CPU time; and the variants over FedAvg."""
     good = [row for row in table if "error" not in row]
     mine = next(row for row in good if row["ours"])
     peers = [row for row in good if not row["ours"]]
-    mqat = next((row for row in good if "mqat" in row["name"]), mine)
-    return {**{key: min(p[key] for p in peers) / mine[key] for key in ("median", "best", "cpu_median") if peers},
-            "mqat_over_baseline": mqat["best"] / mine["best"],
-            "mqat_over_baseline_cpu": mqat["cpu_median"] / mine["cpu_median"]}
+    found = {key: min(p[key] for p in peers) / mine[key] for key in ("median", "best", "cpu_median") if peers}
+    for row in good:
+        variant = row["name"].removeprefix("anybit ").partition(",")[0]
+        if row["ours"] and variant != "baseline":
+            found |= {f"{variant}_over_baseline": row["best"] / mine["best"],
+                      f"{variant}_over_baseline_cpu": row["cpu_median"] / mine["cpu_median"]}
+    return found
 
 
 def plot(model: str, table: list[dict[str, Any]], path: Path) -> None:

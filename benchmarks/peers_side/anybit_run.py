@@ -15,14 +15,14 @@ from anybit.federated.server import ServerOptions
 from anybit.machine import convolution
 from anybit.run import Training
 from anybit.task import Task
-from anybit.variants import baseline, mqat
+from anybit.variants import apqn, baseline, kure, mqat
 
 
 def main() -> None:
     name, variant, engine, kernels, threads = sys.argv[1:6]
     x, y = (torch.from_numpy(a).flatten(0, 1) for a in work.data())
     examples = Examples(x, y)
-    task = Task(work.torch_model(name), {"baseline": baseline, "mqat": mqat}[variant](),
+    task = Task(work.torch_model(name), {"baseline": baseline, "mqat": mqat, "kure": kure, "apqn": apqn}[variant](),
                 Data(examples, Examples(x[:8], y[:8])), np.split(np.arange(len(x)), work.CLIENTS))
     options: Any = {"engine": engine, "compute": ComputeOptions(convolution=kernels)}  # type: ignore[arg-type]
     config = Config(cohort=work.CLIENTS, client=ClientOptions(lr=work.LR, batch_size=work.BATCH), threads=int(threads),

@@ -208,6 +208,16 @@ def test_plots_carry_the_figures(results: list[Result]) -> None:
     assert list(accuracy.get_lines()[1].get_ydata()) == [32.0, 32.0]  # type: ignore[arg-type]
 
 
+def test_a_table_that_the_paper_does_not_have_shows_ours_alone(results: list[Result]) -> None:
+    alone = result("paper/femnist-lenet5/baseline", 1, dict.fromkeys((32, 8, 6, 4, 3, 2), 80.0))
+    with styled():
+        plots = {plot.name: plot for plot in paper_plots(compare([*results, alone]))}
+    said = {name: ([text.get_text() for text in plots[name].figure.legends[0].get_texts()], plots[name].title)
+            for name in ("paper-femnist_lenet5_w", "paper-cifar10_lenet5_w")}
+    assert said["paper-femnist_lenet5_w"] == (["ours"], "FEMNIST, LeNet-5, weights quantized: ours")
+    assert said["paper-cifar10_lenet5_w"][0][:2] == ["ours", "paper"]
+
+
 def test_overfitting_in_numbers(results: list[Result]) -> None:
     """A loss of 0.9, 0.5, 0.8 over two seeds that lie 0.2 apart, and an MQAT run whose loss falls."""
     def course(result: Result, losses: list[float], width: str) -> Result:

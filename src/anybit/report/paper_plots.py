@@ -45,11 +45,15 @@ def _table(table: ComparedTable) -> Plot:
         row[0].set_ylabel("accuracy (%)")
     panels[0, 0].set_ylim(bottom=0)
     fig.supxlabel("bits", fontsize=8)
-    kinds: list[tuple[Any, str]] = [("-", "ours"), (_DASHED, "paper")]
-    if any(cell.depends_on_steps for column in columns for cell in column.cells.values()):
+    cells = [cell for column in columns for cell in column.cells.values()]
+    compared = any(cell.paper is not None for cell in cells)
+    kinds: list[tuple[Any, str]] = [("-", "ours")]
+    if compared:
+        kinds.append((_DASHED, "paper"))
+    if any(cell.depends_on_steps for cell in cells):
         kinds.append((":", "ours, steps re-estimated (mse)"))
     legend(fig, [Line2D([], [], color=QUIET, linestyle=style) for style, _ in kinds], [name for _, name in kinds])
-    return Plot(f"paper-{table.key}", f"{table.title}: ours and the paper's",
+    return Plot(f"paper-{table.key}", f"{table.title}: ours" + (" and the paper's" if compared else ""),
                 "Accuracy at each bit-width. Bars: standard deviation over seeds.", fig, wide=True)
 
 
