@@ -167,6 +167,16 @@ def test_other_readings_stand_beside_the_recipes_own(results: list[Result]) -> N
     assert (said["overrides"], said["cells"]["8"]["difference"]) == (["model.init=he"], pytest.approx(4))
 
 
+def test_where_no_run_follows_the_recipe_the_nearest_is_in_the_table() -> None:
+    recipe, bits = "paper/femnist-lenet5/baseline", (32, 8, 6, 4, 3, 2)
+    far = result(recipe, 1, dict.fromkeys(bits, 70.0), overrides=("rounds=9", "model.init=he"))
+    near = result(recipe, 1, dict.fromkeys(bits, 80.0), overrides=("rounds=9",))
+    (table,) = compare([far, near]).tables
+    assert table.columns["baseline"].reading == ("rounds=9",)
+    assert [row[:2] for row in paper_text.reading_rows(table)] == [
+        ["Baseline, paper", "–"], ["  rounds=9", "80.00"], ["  model.init=he rounds=9", "70.00"]]
+
+
 def test_how_activations_are_rounded_matters_where_they_are() -> None:
     recipe = "paper/cifar10-resnet20/baseline"
     plain_run = result(recipe, 1, papers(recipe, "baseline"))

@@ -41,11 +41,11 @@ class Settings:
         return Settings(flatten(plain(written_out(config))), () if rounds else _ACTIVATIONS)
 
     def readings(self, results: Sequence[Result]) -> list[list[Result]]:
-        """The runs of a column, those that train what the recipe says first; the others by what they do otherwise."""
+        """The runs of a column by what they do otherwise than the recipe, the nearest to it first."""
         found: dict[tuple[str, ...], list[Result]] = {}
         for result in results:
             found.setdefault(self.reading(result), []).append(result)
-        return [found[reading] for reading in sorted(found, key=bool)] or [[]]
+        return [found[reading] for reading in sorted(found, key=len)] or [[]]
 
     def deviations(self, results: Sequence[Result]) -> tuple[str, ...]:
         """What these runs do otherwise than the recipe; runs that are computed in different ways are not averaged."""

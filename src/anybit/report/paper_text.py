@@ -47,15 +47,16 @@ READING_HEAD = "off by"
 
 
 def reading_rows(table: ComparedTable) -> Rows:
-    """Of every column that was tried under several readings: the paper's, the recipe's, the others', and how far off."""
+    """Of every column that was tried under several readings: the paper's, the table's, the others', and how far off."""
     lines: Rows = []
     for name, others in table.readings.items():
         if others:
             own = table.columns[name]
             lines.append([f"{own.title}, paper", *(_paper(own.cells[bits]) for bits in table.bits), ""])
-            for said, column in (("as in the recipe", own), *((" ".join(o.reading), o) for o in others)):
+            for column in (own, *others):
                 means = (_mean(column.cells[bits].ours) for bits in table.bits)
-                lines.append([f"  {said}", *means, MISSING if column.off is None else f"{column.off:.2f}"])
+                lines.append([f"  {' '.join(column.reading) or 'as in the recipe'}", *means,
+                              MISSING if column.off is None else f"{column.off:.2f}"])
     return lines
 
 
