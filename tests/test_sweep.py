@@ -85,6 +85,8 @@ def test_varied_settings_are_trained_in_every_combination() -> None:
     assert runs[2].config.evaluation.bits == (2, 3)
     assert [run.config.split.arguments["alpha"] for run in runs[::4]] == [0.1, 10, 0.1, 10]
     assert [run.seed for run in plan(["quickstart/mqat"], vary=["seed=3,4"])] == [3, 4]
+    assert [run.name for run in plan(["quickstart/mqat"], vary=["data.x=-1,1,1e-3"])] == [
+        "mqat-x--1-seed1", "mqat-x-1-seed1", "mqat-x-1e-3-seed1"]
     quoted = plan(["quickstart/mqat"], vary=['model.name="a,b:c",lenet5'])
     assert [run.config.model.name for run in quoted] == ["a,b:c", "lenet5"]
 
@@ -119,6 +121,7 @@ def test_two_recipes_never_share_a_folder(home: Path) -> None:
     (["quickstart"], [], None, ["rounds=1,,2"], "--vary rounds=1,,2: write key=value,value"),
     (["quickstart"], [], None, ["rounds"], "--vary rounds: write key=value,value"),
     (["quickstart"], [], None, ["=1,2"], "write key=value"),
+    (["quickstart"], [], None, [f"loss={'x' * 200},y"], "is no name of a folder: at most 200 bytes"),
     (["quickstart/mqat"], [], None, ['loss="a b","a-b"'], "would both be trained in the folder 'mqat-loss-a-b-seed1'")])
 def test_a_plan_that_cannot_be(names: list[str], overrides: list[str], seeds: list[int] | None, vary: list[str],
                                message: str) -> None:

@@ -81,7 +81,7 @@ def _label(override: str) -> str:
     ('bits-2-4', 'alpha-0.1')
     """
     key, _, value = override.partition("=")
-    return "-".join(re.findall(r"[\w.+]+", f"{key.rpartition('.')[2]}-{value}"))
+    return "-".join((key.rpartition(".")[2], *re.findall(r"[\w.+-]+", value)))
 
 
 def _distinct(runs: list[PlannedRun]) -> list[PlannedRun]:
@@ -90,8 +90,16 @@ def _distinct(runs: list[PlannedRun]) -> list[PlannedRun]:
         other = owner.setdefault(run.name, run)
         if other != run:
             one, two = (" ".join((each.recipe, *each.overrides)) for each in (other, run))
-            raise ConfigError(f"{one} and {two} would both be trained in the folder '{run.name}': rename one of them")
+            raise ConfigError(f"{one} and {two} would both be trained in the folder '{run.name}': rename a recipe, or "
+                              "train them in two sweeps")
+        _check_name(run.name)
     return runs
+
+
+def _check_name(name: str) -> None:
+    """Raise if no folder can be called so."""
+    if Path(name).name != name or name in ("", ".", "..") or not name.isprintable() or len(name.encode()) > _LONGEST_NAME:
+        raise ConfigError(f"'{name[:60]}' is no name of a folder: at most {_LONGEST_NAME} bytes, without / and such")
 
 
 def _leaves(found: Sequence[str]) -> list[str]:
@@ -187,7 +195,5 @@ def is_sweep(path: Path) -> bool:
 
 def _planned(entry: Any) -> PlannedRun:
     run: PlannedRun = read(PlannedRun, entry)
-    if Path(run.name).name != run.name or run.name in ("", ".", "..") or not run.name.isprintable() \
-            or len(run.name.encode()) > _LONGEST_NAME:
-        raise ConfigError(f"'{run.name}' is no name of a folder")
+    _check_name(run.name)
     return run
