@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import NoReturn
+
 import pytest
+import torch
+import torch.distributed as dist
 
 from anybit.config import Config
-from anybit.engines.ranks import shares
-from anybit.errors import ConfigError
+from anybit.engines import Sequential
+from anybit.engines.ranks import Ranks, shares
+from anybit.errors import ConfigError, EngineError
 from anybit.machine import _local_engine, pick_device
 
 
@@ -22,3 +29,30 @@ def test_worker_processes_under_torchrun_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ConfigError, match="ranks are processes already"):
         _local_engine(Config(engine="processes"), pick_device("cpu"))
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
+    """The only rank of a real group, which no torchrun started."""
+    monkeypatch.setattr("anybit.engines.ranks.die_with_torchrun", lambda: None)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    engine = Ranks(Sequential(), torch.device("cpu"))
+    yield engine
+    engine.close()
+
+
+def test_a_lost_rank_is_told_with_the_round_wherever_the_others_were(alone: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    w, cohort = {"w": torch.ones(2)}, SimpleNamespace(counts=torch.ones(1, 1), clients=(0,), steps=1, round=6)
+    total, losses = alone.combine(w, [torch.tensor([[3.0]])], w, cohort)
+    assert (total["w"].tolist(), losses.tolist()) == ([1.0, 1.0], [[3.0]])
+    assert (alone.agree(True, 7), alone.agree(False, 7)) == (True, False)
+
+    def lost(tensor: torch.Tensor) -> NoReturn:
+        raise RuntimeError("Connection closed by peer\nand a trace")
+
+    monkeypatch.setattr(dist, "all_reduce", lost)
+    why = r": one of the 1 ranks ended \(Connection closed by peer\)$"
+    with pytest.raises(EngineError, match="^rank 0 lost the others in round 7" + why):
+        alone.combine(w, [], w, cohort)
+    with pytest.raises(EngineError, match="^rank 0 lost the others after round 7" + why):
+        alone.agree(False, 7)
