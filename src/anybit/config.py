@@ -56,10 +56,12 @@ class ClientOptions:
     epochs: int = 1
     step_lr: float = 0.01
     """Learning rate of learned steps (on log Δ)."""
+    clip: float | None = None
+    """The longest gradient of a local step: a longer one is shortened to it, one that is not finite is left out."""
 
     def __post_init__(self) -> None:
         _at_least(1, batch_size=self.batch_size, epochs=self.epochs)
-        _positive(lr=self.lr, step_lr=self.step_lr)
+        _positive(lr=self.lr, step_lr=self.step_lr, **({} if self.clip is None else {"clip": self.clip}))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +13,11 @@ from torch import Tensor, nn
 
 from anybit.config import EvaluationOptions, RangeOptions
 from anybit.data.examples import Data
+from anybit.engines.capture import Replayed
 from anybit.errors import ConfigError
 from anybit.kernels import use_kernels
 from anybit.objective import PerExample
-from anybit.quant.calibrate import activation_table, layer_health, weight_table
+from anybit.quant.calibrate import activation_table, health_seen, layer_health, weight_table
 from anybit.quant.grid import FLOAT, SiteKinds, Width, rounding
 from anybit.quant.ranges import ActivationRule, RangeRule, StepTable
 from anybit.quant.sites import SiteOptions, bind, prepare, quantizers
@@ -93,13 +95,13 @@ class Evaluator:
         return table
 
     @torch.no_grad()
-    def score(self, w: Tensors, table: StepTable, widths: Sequence[Width], bf16: bool = False) -> dict[str, Score]:
+    def score(self, w: Tensors, table: StepTable, widths: Sequence[Width], on_the_way: bool = False) -> dict[str, Score]:
         """Loss and metric at every width: on a GPU all widths in one pass over the test set, on a CPU one by one."""
         device = self.data.test.x.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=bf16):
+        with torch.autocast(device, torch.bfloat16, enabled=on_the_way and self.bf16):
             if device != "cuda":
-                return {str(width): self._pass(w, table, [width])[0] for width in widths}
-            return dict(zip(map(str, widths), self._pass(w, table, widths), strict=True))
+                return {str(width): self._pass(w, table, [width], on_the_way)[0] for width in widths}
+            return dict(zip(map(str, widths), self._pass(w, table, widths, on_the_way), strict=True))
 
     def _rounded(self, widths: Sequence[Width]) -> nn.Module:
         """The model with those sites rounded that some of the widths rounds."""
@@ -121,31 +123,49 @@ class Evaluator:
         """The model with its sites, none of them rounded."""
         return prepare(self.model, options=self.sites).eval()
 
-    def _pass(self, w: Tensors, table: StepTable, widths: Sequence[Width]) -> list[Score]:
-        test, device = self.data.test, self.data.test.x.device
-        ones, zero = torch.ones(1, device=device), torch.zeros((), dtype=torch.int64, device=device)
-        bits, model = torch.tensor(widths, device=device), self._rounded(widths)
-
-        def outputs(width: Tensor, x: Tensor) -> Tensor:
-            buffers = bind(model, table.steps, width, rows=ones, key=zero, count=zero)
-            out: Tensor = torch.func.functional_call(model, (dict(w), buffers), (x,))
-            return out.to(x.dtype)
-
-        total, start, size = torch.zeros(len(widths), 2, dtype=torch.float64, device=device), 0, self.batch_size
+    def _pass(self, w: Tensors, table: StepTable, widths: Sequence[Width], on_the_way: bool) -> list[Score]:
+        test, start, size = self.data.test, 0, self.batch_size
+        total = torch.zeros(len(widths), 2, dtype=torch.float64, device=test.x.device)
+        outputs = self._repeated(f"outputs {widths}", lambda: self._outputs(widths)) if on_the_way else self._outputs(widths)
         while start < len(test):
             part = slice(start, start + size)
             try:
-                x = self.data.pipeline(test.x[part])
-                stacked = torch.func.vmap(outputs, (0, None))(bits, x) if len(widths) > 1 else outputs(bits[0], x)[None]
+                stacked = outputs(dict(w), dict(table.steps), self.data.pipeline(test.x[part]))
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
                 size = (size + 1) // 2
                 continue
-            total += torch.stack([torch.stack([each(out, test.y[part]).double().sum() for each in (self.loss, self.metric)])
-                                  for out in stacked])
+            each, y = stacked.flatten(0, 1), torch.cat([test.y[part]] * len(widths))
+            sums = [of(each, y).double().reshape(len(widths), -1).sum(1) for of in (self.loss, self.metric)]
+            total += torch.stack(sums, 1)
             start += size
         return [Score(*sums) for sums in (total / len(test)).tolist()]
+
+    def _outputs(self, widths: Sequence[Width]) -> Callable[..., Tensor]:
+        """(w, steps, images) → what the model answers at every width: (width, image, …)."""
+        device, model = self.data.test.x.device, self._rounded(widths)
+        ones, zero = torch.ones(1, device=device), torch.zeros((), dtype=torch.int64, device=device)
+        bits = torch.tensor(widths, device=device)
+
+        def outputs(w: Tensors, steps: Tensors, x: Tensor) -> Tensor:
+            def at(width: Tensor) -> Tensor:
+                buffers = bind(model, steps, width, rows=ones, key=zero, count=zero)
+                out: Tensor = torch.func.functional_call(model, (dict(w), buffers), (x,))
+                return out.to(x.dtype)
+            return torch.func.vmap(at)(bits) if len(widths) > 1 else at(bits[0])[None]
+        return outputs
+
+    def _repeated(self, name: str, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        """A function of tensors that every evaluation calls anew, made once: on a GPU it is recorded and replayed."""
+        if name not in self._programs:
+            function = make()
+            self._programs[name] = Replayed(function) if self.images.is_cuda else function
+        return self._programs[name]
+
+    @cached_property
+    def _programs(self) -> dict[str, Callable[..., Any]]:
+        return {}
 
     @property
     def batch_size(self) -> int:
@@ -157,13 +177,23 @@ class Evaluator:
 
     def own(self, w: Tensors, trained: StepTable) -> dict[str, Any]:
         """The variant's own evaluation: its sites, its steps, all bit-widths, and how every layer fares at the lowest."""
-        table = self.table(w, trained, self.own_steps, self.variant.sites)
         widths = [Width.of(self.variant.sites, b) for b in self.options.bits]
-        lowest = min(widths)
-        health = layer_health(self._plain, w, self.images, table, lowest)
-        return {"steps": self.own_steps,
-                "scores": {name: score._asdict() for name, score in self.score(w, table, widths, self.bf16).items()},
+        table, lowest = self._own_table(w, trained), min(widths)
+        width = torch.tensor(lowest, device=self.images.device)
+        seen = self._repeated("health", lambda: functools.partial(health_seen, self._plain))
+        health = layer_health(seen(dict(w), dict(table.steps), self.images, width), lowest)
+        scores = self.score(w, table, widths, on_the_way=True)
+        return {"steps": self.own_steps, "scores": {name: score._asdict() for name, score in scores.items()},
                 "layers_at": str(lowest), "layers": {name: h._asdict() for name, h in health.items()}}
+
+    def _own_table(self, w: Tensors, trained: StepTable) -> StepTable:
+        def find(w: Tensors, steps: Tensors) -> Tensors:
+            return self.table(w, StepTable(steps), self.own_steps, self.variant.sites).steps
+
+        # Trained steps are at hand, and what activations are like is looked at on the host, too.
+        if self.own_steps in ("table", "rule") or self.variant.sites != "W":
+            return StepTable(find(w, trained.steps))
+        return StepTable(self._repeated("steps", lambda: find)(dict(w), dict(trained.steps)))
 
     def grid(self, w: Tensors, trained: StepTable) -> dict[str, Any]:
         """All widths × step rules: {steps: {width: score}}, of the variant's own sites and of those asked for."""

@@ -224,8 +224,9 @@ class Training:
         if self.native:
             use_native(one)
         single = Alone(one, config.compute.convolution == "channels-last")
-        return LocalStep(functools.partial(sgd_step, loss=loss(prepared), lr=lr),
-                         functools.partial(sgd_step_alone, loss=loss(single.model, alone=single), lr=lr, lay=single.lay))
+        step, step_alone = (functools.partial(of, lr=lr, clip=config.client.clip) for of in (sgd_step, sgd_step_alone))
+        return LocalStep(functools.partial(step, loss=loss(prepared)),
+                         functools.partial(step_alone, loss=loss(single.model, alone=single), lay=single.lay))
 
     def _round(self, client_step: ClientStep) -> Callable[[State, Any], tuple[State, Tensor]]:
         """(state, (steps, cohort, weighting)) → (state, losses): one round as a function of tensors."""
@@ -257,16 +258,19 @@ class Training:
         if not bool(torch.isfinite(losses).all()):
             i, k = (int(n) for n in (~torch.isfinite(losses)).nonzero()[0])
             raise Diverged(f"the loss is {float(losses[i, k])} in round {cohort.round + 1}, client {cohort.clients[i]}, "
-                           f"local step {k + 1}, width {cohort.widths[i]}: lower client.lr (now {self.config.client.lr}) "
-                           f"or server.lr{self._last_good()}")
+                           f"local step {k + 1}, width {cohort.widths[i]}: {self._advice()}")
         return float((losses * real).sum() / real.sum())
 
     def _check_finite(self, state: State) -> None:
         """Whatever is kept or shown is finite: the last local step of a round can overflow after its loss was taken."""
         for name, value in (*state.w.items(), *state.optimizer.items()):
             if not bool(torch.isfinite(value).all()):
-                raise Diverged(f"'{name}' is no longer finite after round {self.round}: lower client.lr (now "
-                               f"{self.config.client.lr}) or server.lr{self._last_good()}")
+                raise Diverged(f"'{name}' is no longer finite after round {self.round}: {self._advice()}")
+
+    def _advice(self) -> str:
+        client = self.config.client
+        return (f"lower client.lr (now {client.lr}), server.lr or client.clip (now {client.clip or 'none'})"
+                f"{self._last_good()}")
 
     def _last_good(self) -> str:
         checkpoints = self.folder.checkpoints() if self.folder else []

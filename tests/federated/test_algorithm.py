@@ -15,6 +15,7 @@ from anybit.federated.algorithm import (
     Tensors,
     client_update,
     client_weighting,
+    clipped,
     federated_round,
     mean_delta,
     sgd_step,
@@ -48,6 +49,14 @@ def test_client_update_by_hand() -> None:
     # two batches: 0 → 0.5 → 0.75
     assert float(delta["w"]) == pytest.approx(0.75)
     assert losses.tolist() == pytest.approx([0.5, 0.125])
+
+
+def test_a_gradient_is_shortened_as_a_whole() -> None:
+    g = [torch.tensor([3.0]), torch.tensor([[0.0], [4.0]])]
+    assert [x.tolist() for x in clipped(g, 1.0)] == [[pytest.approx(0.6)], [[0.0], [pytest.approx(0.8)]]]
+    assert [x.tolist() for x in clipped(g, 5.0)] == [x.tolist() for x in clipped(g, None)] == [[3.0], [[0.0], [4.0]]]
+    for value in (float("inf"), float("nan"), 3e38):
+        assert [x.tolist() for x in clipped([g[0], torch.tensor([value, 1.0])], 1.0)] == [[0.0], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -65,6 +65,21 @@ def test_norm(images: int, channels: int, height: int, width: int, groups: int, 
                 gradients(lambda g, b, x, s=0.0: F.relu(F.group_norm(x, groups, g, b, 1e-5) + s), (gamma, beta, x, *more)))
 
 
+@pytest.mark.parametrize("has_shortcut", [True, False])
+def test_what_is_not_finite_stays_so(has_shortcut: bool) -> None:
+    """A loss that is not finite ends a run: no kernel may swallow one."""
+    from anybit.kernels.convolution import conv2d
+    from anybit.kernels.norm import norm_relu
+
+    x = torch.randn(2, 16, 4, 4)
+    x[1, 3, 2, 2] = float("nan")
+    ones = torch.ones(16)
+    y = norm_relu(x, x if has_shortcut else None, ones, ones, 2, 1e-5)
+    assert torch.isfinite(y[0]).all()
+    assert torch.isnan(y[1, :8]).all()
+    assert torch.isnan(conv2d(x, torch.randn(16, 16, 3, 3), 1, 1)[1, :, 2, 2]).all()
+
+
 def test_a_model_computes_the_same_with_kernels() -> None:
     """Strided, padded, biased and unusual convolutions, norms with and without a shortcut."""
     from anybit.kernels import use_kernels

@@ -50,7 +50,7 @@ VARIANTS = {
 }
 
 
-def training(variant: Variant, pool: nn.Module | None = None, **settings: Any) -> Training:
+def training(variant: Variant, pool: nn.Module | None = None, clip: float | None = None, **settings: Any) -> Training:
     torch.manual_seed(5)
     draw = np.random.default_rng(0)
     total = sum(SIZES)
@@ -58,5 +58,5 @@ def training(variant: Variant, pool: nn.Module | None = None, **settings: Any) -
                          torch.from_numpy(draw.integers(3, size=total))),
                 Examples(torch.randn(4, 1, 6, 6).double(), torch.tensor([0, 1, 2, 0])))
     split = np.split(np.arange(total), np.cumsum(SIZES)[:-1])
-    config = Config(cohort=len(SIZES), client=ClientOptions(lr=0.1, batch_size=4, epochs=2), **settings)
+    config = Config(cohort=len(SIZES), client=ClientOptions(lr=0.1, batch_size=4, epochs=2, clip=clip), **settings)
     return Training(Task(Net(pool or nn.AvgPool2d(2)).double(), variant, data, split), config)

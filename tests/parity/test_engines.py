@@ -44,6 +44,18 @@ def test_parity(name: str) -> None:
     assert_parity(deltas_by_engine(run, variant.widths_of(1, 3, range(len(SIZES)))))
 
 
+def test_parity_with_clipped_gradients() -> None:
+    widths = [Width(2, 2), Width(4, 8), Width(3, 32), Width(32, 32)]
+    free, short = (deltas_by_engine(training(mqat(sites="WA"), clip=clip), widths) for clip in (None, 0.1))
+    for engine, (deltas, _) in short.items():
+        assert float(_length(deltas)) < 0.5 * float(_length(free[engine][0]))
+    assert_parity(short)
+
+
+def _length(deltas: dict[str, Tensor]) -> Tensor:
+    return torch.stack([d.square().sum() for d in deltas.values()]).sum().sqrt()
+
+
 def test_parity_with_max_pooling() -> None:
     """Weights only: quantized activations tie in a pooling window, and which of two equal maxima gets the gradient is
     decided by the last bit."""

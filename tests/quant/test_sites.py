@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from anybit.errors import ModelError
 from anybit.models import resnet20
-from anybit.quant.calibrate import activation_ranges, activation_table, layer_health, weight_table
+from anybit.quant.calibrate import activation_ranges, activation_table, health_seen, layer_health, weight_table
 from anybit.quant.grid import BITS, Grid, limits, quantize, rounding
 from anybit.quant.sites import SiteOptions, bind, prepare, quantizers, replace_batchnorm, weight_sites
 
@@ -199,10 +199,10 @@ def test_health_counts_what_lies_outside_the_grid() -> None:
     model = nn.Sequential(nn.Linear(4, 2, bias=False))
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[-3.0, -2.0, 0.0, 1.0], [1.0, 2.0, 3.0, 0.0]]))
-    from anybit.quant.ranges import StepTable
-
-    table = StepTable({"0.weight_quantizer": torch.ones(7), "0.input_quantizer": torch.ones(7)})
-    health = layer_health(prepare(model).eval(), dict(model.named_parameters()), torch.zeros(2, 4), table, (2, 32))
+    steps = {"0.weight_quantizer": torch.ones(7), "0.input_quantizer": torch.ones(7)}
+    w = dict(model.named_parameters())
+    seen = health_seen(prepare(model).eval(), w, steps, torch.zeros(2, 4), torch.tensor([2, 32]))
+    health = layer_health(seen, (2, 32))
     assert health["0.weight_quantizer"].saturation == pytest.approx(3 / 8)  # −3, 2 and 3 lie outside −2 … 1
     assert health["0.input_quantizer"].saturation == 0
 

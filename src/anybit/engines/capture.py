@@ -1,7 +1,8 @@
-"""Whole rounds as one GPU program: compiled client steps, and a round that is replayed without Python."""
+"""Whole rounds as one GPU program: compiled client steps, and rounds and evaluations replayed without Python."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -61,12 +62,7 @@ class Captured:
             torch._foreach_copy_(pytree.tree_leaves(self.state), pytree.tree_leaves(state))
 
     def _capture(self, fixed: list[Tensor], spec: Any) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]:
-        """Run once aside, so that everything is compiled and allocated, then record."""
-        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            self.round(self.state, pytree.tree_unflatten(fixed, spec))
-        torch.cuda.current_stream().wait_stream(aside)
+        _run_aside(self.round, self.state, pytree.tree_unflatten(fixed, spec))
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool):
             state, losses = self.round(self.state, pytree.tree_unflatten(fixed, spec))
@@ -76,3 +72,50 @@ class Captured:
             torch._foreach_copy_(kept, new)
         self.pool = graph.pool()
         return graph, fixed, losses
+
+
+class Replayed:
+    """A function of tensors as a CUDA graph per shape of its arguments; what it returns is the caller's.
+
+    All of them share their memory: nothing in it is needed after a call.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.programs: dict[Any, tuple[torch.cuda.CUDAGraph, list[Tensor], Any]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        leaves, spec = pytree.tree_flatten(arguments)
+        key = (spec, *((t.shape, t.dtype) for t in leaves))
+        if key not in self.programs:
+            self.programs[key] = self._capture([t.clone() for t in leaves], spec)
+        graph, fixed, result = self.programs[key]
+        torch._foreach_copy_(fixed, leaves)
+        graph.replay()
+        return pytree.tree_map(torch.clone, result)
+
+    def _capture(self, fixed: list[Tensor], spec: Any) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Any]:
+        arguments = pytree.tree_unflatten(fixed, spec)
+        _run_aside(self.function, *arguments)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=_keeper(fixed[0].device).pool()):
+            result = self.function(*arguments)
+        return graph, fixed, result
+
+
+@functools.cache
+def _keeper(device: torch.device) -> torch.cuda.CUDAGraph:
+    """The graph whose memory others share: such memory can be asked for only as long as some graph lives in it."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        torch.zeros(1, device=device)
+    return graph
+
+
+def _run_aside(function: Callable[..., Any], *arguments: Any) -> None:
+    """Once before it is recorded, so that everything is compiled and allocated."""
+    aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        function(*arguments)
+    torch.cuda.current_stream().wait_stream(aside)

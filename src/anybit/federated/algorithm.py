@@ -5,7 +5,7 @@ The variants differ in the loss alone: f(w), f(w) + λ·L_KURE(w), f(w + noise),
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -58,15 +58,25 @@ def client_update(w: Tensors, steps: Tensors, width: Tensor, batches: Iterable[B
     return {n: w_i[n] - w[n] for n in w}, torch.stack(losses, -1)
 
 
-def sgd_step(w: Tensors, steps: Tensors, width: Tensor, xi: Batch, loss: Loss,
-             lr: Mapping[str, float]) -> tuple[dict[str, Tensor], Tensor]:
+def sgd_step(w: Tensors, steps: Tensors, width: Tensor, xi: Batch, loss: Loss, lr: Mapping[str, float],
+             clip: float | None = None) -> tuple[dict[str, Tensor], Tensor]:
     """w − η_c·∇f*(w; ξ), and f(w; ξ). A padded batch has ξ.real = 0 and changes nothing."""
     g, value = torch.func.grad(loss, has_aux=True)(w, steps, width, xi)
+    g = dict(zip(g, clipped(list(g.values()), clip), strict=True))
     return {n: w[n] - lr[n] * xi.real * g[n] for n in w}, value
 
 
+def clipped(gradients: Sequence[Tensor], most: float | None) -> Sequence[Tensor]:
+    """g·min(1, most/‖g‖), ‖g‖ over all of them together; nothing where ‖g‖ is not finite. None: as they are."""
+    if most is None:
+        return gradients
+    norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+    factor = most / norm.clamp_min(most)
+    return [torch.where(torch.isfinite(norm), g * factor, 0.0) for g in gradients]
+
+
 def sgd_step_alone(w: Tensors, steps: Tensors, width: Tensor, xi: Batch, loss: Loss, lr: Mapping[str, float],
-                   lay: Callable[[Tensor], Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+                   lay: Callable[[Tensor], Tensor], clip: float | None = None) -> tuple[dict[str, Tensor], Tensor]:
     """`sgd_step` of one client outside vmap, on an unpadded batch, with parameters laid out in memory by `lay`.
 
     torch.func.grad always prepares for second derivatives, which forbids the fused backward of e.g. GroupNorm.
@@ -74,7 +84,8 @@ def sgd_step_alone(w: Tensors, steps: Tensors, width: Tensor, xi: Batch, loss: L
     with torch.enable_grad():
         leaves = {n: lay(p).detach().requires_grad_() for n, p in w.items()}
         objective, value = loss(leaves, steps, width, xi)
-        gradients = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
+        found = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
+    gradients = clipped(found, clip)
     return {n: torch.add(p.detach(), g, alpha=-lr[n]) for (n, p), g in zip(leaves.items(), gradients, strict=True)}, value
 
 

@@ -19,7 +19,7 @@ from anybit.kernels.operators import channels_last, laid_out, operator
 MOST = 16384
 """Values of one image that a program can hold; larger images stay with the library's kernels."""
 
-FORWARD, BACKWARD = 128, 32
+FORWARD, BACKWARD = 64, 32
 """Values of one image that a thread holds."""
 
 
@@ -82,7 +82,7 @@ def _forward_kernel(x, shortcut, gamma, beta, y, moments, eps, IMAGES: tl.conste
     out = a * factor[None, :] + level[None, :]
     if HAS_SHORTCUT:
         out += _read(shortcut + place, alive, even).to(tl.float32)
-    _write(y + place, tl.maximum(out, 0.0), alive, even)
+    _write(y + place, tl.where(out < 0, 0.0, out), alive, even)  # a maximum would make 0 of what is not a number
     tl.store(moments + image * 2 * C + c, mean, mask=c < C)
     tl.store(moments + image * 2 * C + C + c, scale, mask=c < C)
 

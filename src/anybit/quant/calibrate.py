@@ -140,14 +140,17 @@ def _fold_health(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
     return seen + torch.stack([kurtosis(x), outside, torch.ones_like(outside)])
 
 
-def layer_health(prepared: nn.Module, w: Tensors, images: Tensor, table: StepTable,
-                 width: tuple[int, int]) -> dict[str, LayerHealth]:
-    """Kurtosis and saturation of every weight and activation at `width`, on training images."""
+def health_seen(prepared: nn.Module, w: Tensors, steps: Tensors, images: Tensor, width: Tensor) -> dict[str, Tensor]:
+    """What `layer_health` needs of every site; a function of tensors alone."""
     for site in quantizers(prepared).values():
-        site.observer = Observer(torch.zeros(3), _fold_health)
-    seen = _observe(prepared, w, table.steps, [images], width)
+        site.observer = Observer(torch.zeros(3, device=images.device), _fold_health)
+    return _observe(prepared, w, steps, [images], width)
+
+
+def layer_health(seen: Tensors, width: tuple[int, int]) -> dict[str, LayerHealth]:
+    """Kurtosis and saturation of every weight and activation at `width`, from what its site saw of training images."""
     health = {}
-    for name, (peak, outside, calls) in ((n, s.tolist()) for n, s in seen.items()):
+    for name, (peak, outside, calls) in zip(seen, torch.stack(list(seen.values())).tolist(), strict=True):
         quantized = width[0 if name.endswith("weight_quantizer") else 1] != FLOAT
         health[name] = LayerHealth(peak / calls, outside / calls if quantized else 0.0)
     return health
@@ -155,12 +158,12 @@ def layer_health(prepared: nn.Module, w: Tensors, images: Tensor, table: StepTab
 
 @torch.no_grad()
 def _observe(prepared: nn.Module, w: Tensors, steps: Tensors, batches: Iterable[Tensor],
-             width: tuple[int, int] = (FLOAT, FLOAT)) -> dict[str, Tensor]:
+             width: Tensor | None = None) -> dict[str, Tensor]:
     """Fold the observers of a prepared model over batches of images."""
     seen: dict[str, Tensor] = {}
     for x in batches:
         zero = torch.zeros((), dtype=torch.int64, device=x.device)
-        buffers = bind(prepared, steps, torch.tensor(width, device=x.device),
+        buffers = bind(prepared, steps, x.new_full((2,), FLOAT, dtype=torch.int64) if width is None else width,
                        rows=torch.ones(x.shape[0], device=x.device), key=zero, count=zero)
         buffers |= {f"{name}.observed": value for name, value in seen.items()}
         tensors = {**w, **buffers}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -106,14 +106,16 @@ def squared_errors(x: Tensor, candidates: Tensor, grid: GridName) -> Tensor:
     ordered = rows.double().sort(1).values
     sums = pad(torch.stack([ordered, torch.ones_like(ordered)]).cumsum(2), (1, 0))
     steps = candidates.double().reshape(len(candidates), len(BITS), len(rows))
-    low, high = limits(all_bits(x.device), grid)
     found = []
     for i, bits in enumerate(BITS):
         parts = torch.split(steps[:, i], max(1, _AT_ONCE // (len(rows) << bits)))
-        found.append(torch.cat([_level_errors(part, ordered, sums, int(low[i]), int(high[i])) for part in parts]))
+        found.append(torch.cat([_level_errors(part, ordered, sums, *_ENDS[grid][i]) for part in parts]))
     return (torch.stack(found, 1) + ordered.square().sum(1)).reshape(candidates.shape)
 
 
+_ENDS: dict[GridName, list[list[int]]] = {grid: torch.stack(limits(torch.tensor(BITS), grid), 1).int().tolist()
+                                          for grid in get_args(GridName)}
+"""[low, high] of every bit-width in numbers: how many levels there are must not be asked of the device."""
 _AT_ONCE = 1 << 22
 """Levels looked up at once, so that many channels with many levels stay within some 100 MB."""
 
