@@ -33,6 +33,7 @@ def test_all_errors_at_once_each_with_its_place() -> None:
 
 @pytest.mark.parametrize(("override", "message"), [
     ("rounds=0", "rounds = 0: must be at least 1"), ("client.lr=-1", "client.lr = -1"), ("server.lr=0", "server.lr = 0"),
+    ("client.clip=0", "client.clip = 0"),
     ("evaluation.bits=[2,1]", "bits = 1"), ("sites.first_last_bits=16", "bits = 16"), ("seed=-1", "seed = -1"),
     ("rounds=true", "rounds = True"), ("server.eps=nan", "finite"), ("rounds", "write key=value"),
     ("data=3", "data = 3: must be a table"), ("device=1", "device = 1: must be text")])

@@ -8,13 +8,14 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from anybit.config import from_recipe
+from anybit.config import Config, from_recipe
 from anybit.errors import ConfigError, RunError
 from anybit.folder import RunFolder
 from anybit.lockstep import train_side_by_side
@@ -22,7 +23,7 @@ from anybit.results import read_results, write_results
 from anybit.run import Training
 from anybit.schedule import SweepWatch, train_group, train_sweep
 from anybit.sweep import SweepFolder, group_key, groups, plan
-from anybit.task import Progress
+from anybit.task import Progress, Task
 
 MODELS = '''
 import torch
@@ -212,6 +213,25 @@ def test_a_failed_run_does_not_stop_the_others(home: Path) -> None:
     Path("sweep_models.py").write_text(models)
     del sys.modules["sweep_models"]
     assert set(train_sweep(sweep, watch, TRUSTED)) == {"a-seed1"}
+
+
+def test_an_open_engine_is_chosen_once_and_kept(small: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def chosen(config: Config, task: Task, say: Callable[[str], None]) -> Config:
+        assert task.model is not None
+        say("the stacked engine")
+        return replace(config, engine="stacked")
+
+    said = list[tuple[str, str]]()
+    monkeypatch.setattr("anybit.schedule.calibrated", chosen)
+    watch = SweepWatch(on_message=lambda *message: said.append(message))
+    train_sweep(small, watch, TRUSTED)
+    assert [each for each in said if "engine" in each[1]] == [(run.name, "the stacked engine") for run in small.runs]
+    assert ("mqat-seed1", "evaluating at all widths") in said
+    assert {json.loads((small.run_path(run) / "config.json").read_text())["engine"] for run in small.runs} == {"stacked"}
+    (small.path / "mqat-seed2/evaluation.json").unlink()
+    said.clear()
+    train_sweep(small, watch, TRUSTED)
+    assert said == [("mqat-seed2", "evaluating at all widths")]
 
 
 def test_a_stopped_sweep_goes_on_with_every_run_at_its_own_round(small: SweepFolder, whole: Path) -> None:

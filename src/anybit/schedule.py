@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import torch
 
 from anybit.api import Run
 from anybit.build import build_data, build_task, settled
+from anybit.calibration import calibrated
 from anybit.config import Config
 from anybit.data.examples import Data
 from anybit.engines import Stacked
@@ -34,6 +36,7 @@ class SweepWatch:
 
     on_state: Callable[[str, State, str], None] = lambda name, state, reason: None
     on_round: Callable[[str, Progress], None] = lambda name, progress: None
+    on_message: Callable[[str, str], None] = lambda name, text: None
     deadline: float | None = None
     """By time.monotonic: when to stop, with a checkpoint."""
     stop: bool = field(default=False)
@@ -137,10 +140,13 @@ class _Group:
         """
         folder = RunFolder(self.sweep.run_path(run))
         begun = folder.file("config.json").exists()
-        config = Run.load(folder.path).config if begun else settled(run.config, self.trusted)
+        config = Run.load(folder.path).config if begun else run.config
         task = build_task(config, self.trusted, self._data(config))
         if begun:
             task = replace(task, split=folder.split())
+        else:
+            say = functools.partial(self.watch.on_message, run.name)
+            config = settled(calibrated(config, task, say), self.trusted)
         training = Training(task, config, self._watch(run.name), folder)
         if not begun:
             RunFolder.create(folder.path, plain(config), environment(), task.split)
@@ -160,7 +166,7 @@ class _Group:
                 for each in self.watches:
                     each.stop = True
 
-        self.watches.append(Watch(on_round=on_round))
+        self.watches.append(Watch(on_round=on_round, on_message=functools.partial(self.watch.on_message, name)))
         return self.watches[-1]
 
     def _fail(self, name: str, error: Exception) -> None:

@@ -127,6 +127,15 @@ def test_a_live_table_fits_the_terminal_and_shows_what_runs(home: Path, monkeypa
     assert any(line.split() == ["mqat-seed40", "3/9", "–", "W2", "81.3", "running"] for line in lines)
 
 
+def test_what_a_run_of_a_sweep_says_is_printed_with_its_name(home: Path, monkeypatch: pytest.MonkeyPatch,
+                                                            capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = SweepFolder(home / "sweep", plan(["quickstart/mqat"], ["rounds=9"], [1]))
+    for terminal, quiet in ((True, False), (False, False), (False, True)):
+        monkeypatch.setattr("sys.stderr.isatty", lambda on=terminal: on)
+        SweepReporter(sweep, quiet).on_message("mqat-seed1", "5 clients at a time")
+        assert ("mqat-seed1: 5 clients at a time" in capsys.readouterr().err) is not quiet
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
     (["sweep", "quickstart/mqt"], "did you mean 'quickstart/mqat'?"),
     (["sweep", "quickstart", "--seeds", "1,b"], "--seeds 1,b: write whole numbers with commas"),

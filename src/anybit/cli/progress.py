@@ -100,6 +100,12 @@ class SweepReporter:
         self.lines[name].state, self.lines[name].reason = state, reason
         self._say(name)
 
+    def on_message(self, name: str, text: str) -> None:
+        if self.live:
+            self.live.console.print(Text(f"{name}: {text}"))
+        elif not self.quiet:
+            say(f"{name}: {text}")
+
     def _say(self, name: str) -> None:
         if self.live or self.quiet:
             return

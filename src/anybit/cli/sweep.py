@@ -40,7 +40,8 @@ def sweep(names: Annotated[list[str], typer.Argument(
         return
     held = SweepFolder.begin(folder, runs)
     reporter = SweepReporter(held, quiet)
-    watch = SweepWatch(reporter.on_state, reporter.on_round, None if time_limit is None else started + time_limit)
+    watch = SweepWatch(reporter.on_state, reporter.on_round, reporter.on_message,
+                       None if time_limit is None else started + time_limit)
     with reporter, stoppable(watch):
         failed = train_sweep(held, watch, imports or [])
     if json:
