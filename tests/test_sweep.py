@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from anybit.config import Config, from_recipe
+from anybit.config import ComputeOptions, Config, EngineName, from_recipe
 from anybit.errors import ConfigError, RunError
 from anybit.folder import RunFolder
 from anybit.lockstep import train_side_by_side
@@ -232,6 +232,27 @@ def test_an_open_engine_is_chosen_once_and_kept(small: SweepFolder, monkeypatch:
     said.clear()
     train_sweep(small, watch, TRUSTED)
     assert said == [("mqat-seed2", "evaluating at all widths")]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+def test_every_run_computes_with_its_own_threads_and_convolutions(engine: EngineName, small: SweepFolder,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a group are opened before the first of them trains, and each may have been given another choice."""
+    def chosen(config: Config, task: Task, say: Callable[[str], None]) -> Config:
+        return replace(config, engine=engine, threads=1 + config.seed, compute=ComputeOptions(convolution="no-onednn"))
+
+    seen = set[tuple[str, int, bool]]()
+
+    def on_round(name: str, progress: Progress) -> None:
+        seen.add((name[-1], torch.get_num_threads(), torch.backends.mkldnn.enabled))
+
+    monkeypatch.setattr("anybit.schedule.calibrated", chosen)
+    threads = torch.get_num_threads()
+    try:
+        assert train_sweep(small, SweepWatch(on_round=on_round), TRUSTED) == {}
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == {("1", 2, False), ("2", 3, False)}
 
 
 def test_a_stopped_sweep_goes_on_with_every_run_at_its_own_round(small: SweepFolder, whole: Path) -> None:

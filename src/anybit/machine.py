@@ -63,6 +63,12 @@ def set_precision(precision: Precision) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
 
 
+def use_threads(threads: int | None) -> None:
+    """How many threads this process computes with; none: as many as it has."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
 @contextmanager
 def convolution(backend: Convolution | None) -> Iterator[None]:
     """Convolutions on a CPU with or without oneDNN; channels-last is up to whoever lays out the tensors."""

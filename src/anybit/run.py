@@ -36,7 +36,7 @@ from anybit.federated.weights import learned_table, trainable, weights
 from anybit.folder import RunFolder, fitting
 from anybit.kernels import has_kernels, use_kernels
 from anybit.kernels.native import library, use_native
-from anybit.machine import convolution, open_engine, pick_device, set_precision
+from anybit.machine import convolution, open_engine, pick_device, set_precision, use_threads
 from anybit.objective import client_loss, cross_entropy, learned_step_scale
 from anybit.quant.alone import Alone
 from anybit.quant.calibrate import activation_ranges
@@ -53,8 +53,7 @@ class Training:
         """Settle and check everything; nothing is written yet."""
         self.task, self.config, self.watch = task, config, watch or Watch()
         self.folder = folder
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
+        use_threads(config.threads)
         self.device = own_device(pick_device(config.device))
         set_precision(config.compute.precision)
         self.kernels = self.device.type == "cuda" and config.compute.precision != "fp32" and has_kernels()
@@ -142,6 +141,7 @@ class Training:
 
     def begin(self, folder: RunFolder | None = None, resume: bool = False) -> None:
         """Round 0, or where the newest checkpoint of the folder left off."""
+        use_threads(self.config.threads)  # other runs may have been opened since
         self.folder = folder or self.folder
         if self.folder:
             self.folder.tidy()

@@ -21,7 +21,7 @@ from anybit.environment import environment
 from anybit.errors import AnybitError, Interrupted
 from anybit.folder import RunFolder
 from anybit.lockstep import Outcome, program_key, train_side_by_side
-from anybit.machine import pick_device
+from anybit.machine import convolution, pick_device
 from anybit.run import Training
 from anybit.schema import plain
 from anybit.sweep import PlannedRun, SweepFolder, groups
@@ -63,7 +63,8 @@ def train_group(trainings: Sequence[Training]) -> Iterator[Outcome]:
         elif len(together) == 1:
             yield together[0], _alone(together[0])
         else:
-            yield from _side_by_side(together)
+            with convolution(together[0].config.compute.convolution):
+                yield from _side_by_side(together)
 
 
 def _alone(training: Training) -> Trained | Exception:
