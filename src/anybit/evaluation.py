@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -180,7 +179,7 @@ class Evaluator:
         widths = [Width.of(self.variant.sites, b) for b in self.options.bits]
         table, lowest = self._own_table(w, trained), min(widths)
         width = torch.tensor(lowest, device=self.images.device)
-        seen = self._repeated("health", lambda: functools.partial(health_seen, self._plain))
+        seen = self._repeated("health", lambda: partial(health_seen, self._plain))
         health = layer_health(seen(dict(w), dict(table.steps), self.images, width), lowest)
         scores = self.score(w, table, widths, on_the_way=True)
         return {"steps": self.own_steps, "scores": {name: score._asdict() for name, score in scores.items()},

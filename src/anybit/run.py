@@ -269,8 +269,8 @@ class Training:
 
     def _advice(self) -> str:
         client = self.config.client
-        return (f"lower client.lr (now {client.lr}), server.lr or client.clip (now {client.clip or 'none'})"
-                f"{self._last_good()}")
+        clip = "set client.clip" if client.clip is None else f"lower client.clip (now {client.clip})"
+        return f"lower client.lr (now {client.lr}) or server.lr, or {clip}{self._last_good()}"
 
     def _last_good(self) -> str:
         checkpoints = self.folder.checkpoints() if self.folder else []
