@@ -80,14 +80,14 @@ def _strided_grad_kernel(dy, w, dx, pixels, H: tl.constexpr, W: tl.constexpr, IH
     Pixels whose position has the same remainder by the stride meet the same taps, so a program takes one remainder.
     """
     g = tl.program_id(2).to(tl.int64)
-    remainder = tl.program_id(1)
+    remainder = tl.program_id(1) % (STRIDE * STRIDE)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     image, row, column = _pixel(m, (IH + STRIDE - 1) // STRIDE, (IW + STRIDE - 1) // STRIDE)
     top, left = remainder // STRIDE, remainder % STRIDE
     row, column = row * STRIDE + top, column * STRIDE + left
     images = pixels // (IH * IW)
     inside = (image < images) & (row < IH) & (column < IW)
-    i, o = tl.arange(0, BI), tl.arange(0, BO)
+    i, o = tl.program_id(1) // (STRIDE * STRIDE) * BI + tl.arange(0, BI), tl.arange(0, BO)
     dy += g * images * (H * W * O)
     w += g * (K * K * O * I)
     total = tl.zeros((BM, BI), tl.float32)
@@ -96,7 +96,7 @@ def _strided_grad_kernel(dy, w, dx, pixels, H: tl.constexpr, W: tl.constexpr, IH
             if (top + PAD - k) % STRIDE == 0 and (left + PAD - t) % STRIDE == 0:
                 r, c = (row + PAD - k) // STRIDE, (column + PAD - t) // STRIDE
                 seen = inside & (row + PAD >= k) & (column + PAD >= t) & (r < H) & (c < W)
-                for start in tl.static_range(0, O, BO):
+                for start in tl.range(0, O, BO):
                     n = start + o
                     a = tl.load(dy + ((image * H + r) * W + c)[:, None] * O + n[None, :],
                                 mask=seen[:, None] & (n < O)[None, :], other=0.0)
@@ -196,10 +196,10 @@ def _strided_grad(dy: Tensor, w: Tensor, height: int, width: int, stride: int, p
     clients, images, outer = dy.shape[:3]
     inner, kernel = w.shape[1:3]
     dx = channels_last(dy, clients, images, inner, height, width)
-    each = images * triton.cdiv(height, stride) * triton.cdiv(width, stride)
-    _strided_grad_kernel[(triton.cdiv(each, 128), stride * stride, clients)](
+    each, tile = images * triton.cdiv(height, stride) * triton.cdiv(width, stride), _tile(inner, 64)
+    _strided_grad_kernel[(triton.cdiv(each, 128), stride * stride * triton.cdiv(inner, tile), clients)](
         dy, w, dx, images * height * width, H=dy.shape[3], W=dy.shape[4], IH=height, IW=width, O=outer, I=inner, K=kernel,
-        STRIDE=stride, PAD=padding, BM=128, BO=_tile(outer, 64), BI=_tile(inner, 512), num_warps=4)
+        STRIDE=stride, PAD=padding, BM=128, BO=_tile(outer, 64), BI=tile, num_warps=4)
     return dx
 
 
