@@ -127,3 +127,14 @@ def test_components_check_their_arguments(override: str, message: str) -> None:
         build_task(from_recipe("quickstart/mqat", [override]))
     assert message in str(caught.value)
     assert VARIANTS
+
+
+@pytest.mark.parametrize(("override", "message"), [
+    ("lr=0.1", "lr is unknown: did you mean 'client.lr' or 'server.lr'?"),
+    ("compute.engine=stacked", "compute.engine is unknown: did you mean 'engine'?"),
+    ("client.lrr=1", "client.lrr is unknown: did you mean 'lr'?"),
+    ("fleet.engines=4", "fleet.engines is unknown: known: ")])
+def test_a_setting_looked_for_in_the_wrong_place(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_recipe("quickstart/mqat", [override])
+    assert message in str(caught.value)

@@ -12,7 +12,7 @@ import reprlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from anybit.errors import AnybitError, ConfigError, did_you_mean
@@ -20,9 +20,22 @@ from anybit.errors import AnybitError, ConfigError, did_you_mean
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
+class _Errors(list[str]):
+    """What is wrong so far, and where the settings are, to find one that was looked for elsewhere."""
+
+    def __init__(self, places: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.places = places
+
+    def unknown(self, place: str, key: str, known: Collection[str]) -> None:
+        same = [f"'{other}'" for other in self.places if other.rpartition(".")[2] == key]
+        hint = f"did you mean {' or '.join(same)}?" if same else did_you_mean(key, known)
+        self.append(f"{place} is unknown: {hint}")
+
+
 def read(kind: type, value: Any, where: str = "") -> Any:
     """`value` as an instance of `kind`, or a ConfigError that lists everything wrong with it."""
-    errors: list[str] = []
+    errors = _Errors(list(_places(kind, where)))
     result = _read(kind, value, where, errors)
     if errors:
         raise ConfigError("; ".join(errors))
@@ -32,15 +45,17 @@ def read(kind: type, value: Any, where: str = "") -> Any:
 def read_arguments(function: Callable[..., Any], value: Mapping[str, Any], where: str,
                    given: Collection[str] = ()) -> dict[str, Any]:
     """`value` as keyword arguments of `function`, checked against its signature; `given` ones come from elsewhere."""
-    errors: list[str] = []
+    errors = _Errors()
     hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
     parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n not in given}
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     out = {}
     for key, item in value.items():
         if key not in parameters and not anything:
-            errors.append(f"{where}.{key} is unknown: " + (did_you_mean(key, parameters) if parameters
-                                                           else f"'{where}' takes no settings"))
+            if parameters:
+                errors.unknown(f"{where}.{key}", key, parameters)
+            else:
+                errors.append(f"{where}.{key} is unknown: '{where}' takes no settings")
         else:
             out[key] = _read(hints.get(key, Any), item, f"{where}.{key}", errors)
     missing = [name for name, p in parameters.items()
@@ -66,7 +81,18 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _read(kind: Any, value: Any, where: str, errors: list[str]) -> Any:
+def _places(kind: Any, where: str) -> Iterator[str]:
+    """The settings of a dataclass and of those in it, as `table.name`."""
+    if not dataclasses.is_dataclass(kind):
+        yield where
+        return
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if not field.metadata.get("rest"):
+            yield from _places(hints[field.name], f"{where}.{field.name}" if where else field.name)
+
+
+def _read(kind: Any, value: Any, where: str, errors: _Errors) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value
@@ -97,12 +123,12 @@ def _read(kind: Any, value: Any, where: str, errors: list[str]) -> Any:
     return value
 
 
-def _read_union(arguments: tuple[Any, ...], value: Any, where: str, errors: list[str]) -> Any:
+def _read_union(arguments: tuple[Any, ...], value: Any, where: str, errors: _Errors) -> Any:
     if value is None and type(None) in arguments:
         return None
-    tried: list[str] = []
+    tried = _Errors()
     for kind in (k for k in arguments if k is not type(None)):
-        tried = []
+        tried = _Errors(errors.places)
         result = _read(kind, value, where, tried)
         if not tried:
             return result
@@ -110,7 +136,7 @@ def _read_union(arguments: tuple[Any, ...], value: Any, where: str, errors: list
     return value
 
 
-def _read_fields(kind: type, value: Any, where: str, errors: list[str]) -> Any:
+def _read_fields(kind: type, value: Any, where: str, errors: _Errors) -> Any:
     """A dataclass. A field whose metadata says `rest` takes all keys that are not fields."""
     if isinstance(value, kind):
         return value
@@ -127,7 +153,7 @@ def _read_fields(kind: type, value: Any, where: str, errors: list[str]) -> Any:
         elif rest is not None:
             arguments.setdefault(rest, {})[key] = item
         else:
-            errors.append(f"{place} is unknown: {did_you_mean(str(key), fields)}")
+            errors.unknown(place, str(key), fields)
     missing = [n for n, f in fields.items() if n not in arguments
                and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     errors += [f"{where}.{name} is missing" if where else f"{name} is missing" for name in missing]
@@ -140,7 +166,7 @@ def _read_fields(kind: type, value: Any, where: str, errors: list[str]) -> Any:
         return value
 
 
-def _wrong(errors: list[str], where: str, value: Any, wanted: str, word: str = "",
+def _wrong(errors: _Errors, where: str, value: Any, wanted: str, word: str = "",
            known: typing.Iterable[str] = ()) -> Any:
     hint = did_you_mean(word, known) if word else ""
     errors.append(f"{where} = {reprlib.repr(value)}: must be {wanted}" + (f" ({hint})" if hint.startswith("did") else ""))

@@ -27,7 +27,7 @@ def dirichlet(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1
 
     examples: how many each client gets, the rest is nobody's; 0: as many as there are for all.
     Classes of unequal size share the concentration in proportion: Dirichlet(α·C·p), p the overall distribution of the
-    C labels. (Read as Dirichlet(α·p), ten times less concentrated with ten classes, the paper's accuracy is not reached.)
+    C labels. What Hsu et al. write, Dirichlet(α·p), is C times less concentrated: give α/C.
     Examples are dealt without replacement; when a class runs out, a client's q is renormalized over the others.
     """
     _enough(clients, len(labels))
