@@ -92,14 +92,16 @@ def test_rows_to_print(results: list[Result]) -> None:
     assert paper_text.rows(table)[6][-1] == "−44.44 !"
     assert paper_text.rows(table)[5][-1] == "61.44 ?"
     assert any("61.44 at 2 bits is above 58.4" in note for note in paper_text.notes(table))
-    assert paper_text.agreement([table]) == ("11 of 11 figures lie within 2 points of the paper's, doubted ones aside; of "
-                                             "what quantization takes from full precision, 9 of 9.")
+    assert paper_text.agreement([table]) == ("11 of 11 figures lie within 2 points of the paper's, doubted ones aside and "
+                                             "those in several tables counted once; of what quantization takes from full "
+                                             "precision, 9 of 9.")
+    assert "Clients: split.name = dirichlet, split.clients = 100, split.alpha = 1.0." in paper_text.notes(table)
 
 
 def test_losses_from_full_precision_are_compared_apart_from_accuracy() -> None:
     figures = papers(f"{LENET}/baseline", "baseline", 5)
     (table,) = compare([result(f"{LENET}/baseline", 1, {**figures, 2: figures[2] - 3})]).tables
-    assert table.columns["baseline"].drops == pytest.approx([0, 0, 0, 0, -3], abs=1e-9)
+    assert table.columns["baseline"].drops == pytest.approx({8: 0, 6: 0, 4: 0, 3: 0, 2: -3}, abs=1e-9)
     assert paper_text.agreement([table]).startswith("1 of 6 figures"), "5 points more everywhere but at 2 bits"
     assert paper_text.agreement([table]).endswith("4 of 5.")
 
@@ -108,13 +110,15 @@ def test_claims_hold_or_do_not_or_were_not_measured(results: list[Result]) -> No
     verdicts = {(v.claim.says, v.claim.table): v for v in compare(results).verdicts}
     own = verdicts["QAT(4) is best at its own width", "cifar10_lenet5_w"]
     assert (own.ours, own.measured, own.pairs) == ("holds", 5, 5)
+    assert own.narrowest == pytest.approx(66.74 - 65.68), "at 4 bits against 32, the nearest"
     assert verdicts["MQAT beats the baseline at 2 bits", "cifar10_lenet5_w"].ours == "not measured"
     assert verdicts["MQAT beats the baseline at 2 bits", "cifar10_lenet5_w"].paper == "holds"
     worse = replace(results[2], evaluation={**results[2].evaluation, "grid": {
         "rule": {str(Width.of("W", b)): {"loss": 1.0, "metric": 50.0 + (b == 32)} for b in BITS}}})
     (again,) = (v for v in compare([worse]).verdicts if v.claim == own.claim)
     assert (again.ours, again.holding) == ("does not", 0)
-    assert paper_text.claim_rows([again])[0][1:4] == ["Table 8", "does not (0 of 5)", "holds"]
+    assert paper_text.claim_rows([again])[0][1:5] == ["Table 8", "does not (0 of 5)", "−1.00", "holds"]
+    assert paper_text.claim_rows([verdicts["MQAT beats the baseline at 2 bits", "cifar10_lenet5_w"]])[0][3] == "–"
 
 
 def test_the_baseline_stands_in_every_table_of_its_network() -> None:
@@ -122,6 +126,15 @@ def test_the_baseline_stands_in_every_table_of_its_network() -> None:
     comparison = compare([result(recipe, 1, papers(recipe, "baseline"))])
     assert [table.number for table in comparison.tables] == ["Table 5", "Table 9", "Table 11", "Table 3", "Table 4"]
     assert [len(table.bits) for table in comparison.tables] == [6, 6, 6, 6, 1]
+    said = paper_text.agreement(comparison.tables)
+    assert " of 16 figures" in said, "full precision, and five widths each of W, A and WA"
+    assert said.endswith(" of 15.")
+
+
+def test_what_the_paper_does_not_say_stands_below_the_table() -> None:
+    runs = [result(f"paper/cifar10-resnet20/{name}", 1, dict.fromkeys(BITS, 50.0)) for name in ("baseline", "qat2-a")]
+    (table,) = (table for table in compare(runs).tables if table.number == "Table 9")
+    assert "Not in the paper (QAT (A-2)): client.clip = 10, the longest gradient of a local step." in paper_text.notes(table)
 
 
 def test_femnist_has_no_figures_but_a_claim() -> None:
@@ -258,7 +271,7 @@ def test_report_paper_prints_draws_and_writes(results: list[Result], tmp_path: P
     assert "| Baseline, ours | 68.50 ± 2.12 |" in page
     assert "| **−44.44** |" in page
     assert "![CIFAR-10, LeNet-5, weights quantized: ours and the paper's](img/paper-cifar10_lenet5_w.png)" in page
-    assert "4 runs, 8.0 hours of training in all" in page
+    assert "- 4 runs (8.0 hours of training) in the tables\n" in page
     assert str(tmp_path) not in page
     assert {p.name for p in Path("docs/img").iterdir()} >= {"paper-cifar10_lenet5_w.png", "paper-cifar10_lenet5_w.svg"}
     first = {p: p.read_bytes() for p in Path("docs").rglob("*.*")}

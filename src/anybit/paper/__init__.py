@@ -84,10 +84,13 @@ class Claim:
         return [(Cell(self.table, left, a), Cell(self.right_table or self.table, right, b))
                 for left, right, (a, b) in itertools.product(self.left, self.right, bits)]
 
+    def slack(self, left: float, right: float) -> float:
+        """By how much a comparison holds, in points."""
+        return self.margin - abs(left - right) if self.relation == "near" else left - right - self.margin
+
     def holds(self, left: float, right: float) -> bool:
-        if self.relation == "near":
-            return abs(left - right) <= self.margin
-        return left - right > self.margin
+        slack = self.slack(left, right)
+        return slack >= 0 if self.relation == "near" else slack > 0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from anybit.errors import RunError
@@ -71,11 +71,11 @@ class ComparedColumn:
     """Those of the overrides that change what is trained."""
 
     @property
-    def drops(self) -> list[float]:
-        """How much more ours lose from full precision than the paper's, at each width: robustness apart from accuracy."""
+    def drops(self) -> dict[int, float]:
+        """How much more ours lose from full precision than the paper's, by bits: robustness apart from accuracy."""
         full = self.cells[FLOAT].difference if FLOAT in self.cells else None
-        return [] if full is None else [cell.difference - full for bits, cell in self.cells.items()
-                                        if bits != FLOAT and cell.difference is not None and not cell.suspect]
+        return {} if full is None else {bits: cell.difference - full for bits, cell in self.cells.items()
+                                        if bits != FLOAT and cell.difference is not None and not cell.suspect}
 
     @property
     def off(self) -> float | None:
@@ -91,6 +91,7 @@ class ComparedTable:
     key: str
     title: str
     number: str
+    sites: SiteKinds
     columns: Mapping[str, ComparedColumn]
     readings: Mapping[str, tuple[ComparedColumn, ...]]
     """By column: the same under other readings of the paper than the recipe's."""
@@ -111,6 +112,8 @@ class Verdict:
     holding: int
     paper_measured: int
     paper_holding: int
+    narrowest: float | None
+    """How far the closest of our comparisons is from turning over; negative if it does not hold."""
 
     @property
     def ours(self) -> str:
@@ -133,6 +136,8 @@ class Comparison:
     verdicts: tuple[Verdict, ...]
     by_recipe: Mapping[str, Sequence[Result]]
     """The runs of the columns, without those of other readings."""
+    tried: tuple[Result, ...]
+    """The runs of other readings."""
     others: tuple[str, ...]
     """Runs that belong to no column of the paper."""
 
@@ -157,8 +162,10 @@ def compare(results: Sequence[Result]) -> Comparison:
     ours = {Cell(table.key, name, bits): cell.ours.mean for table in tables for name, column in table.columns.items()
             for bits, cell in column.cells.items() if cell.ours is not None}
     judged = tuple(_judge(claim, ours, known) for claim in known.claims)
-    own = {recipe: Settings.of(recipe, "W").readings(runs)[0] for recipe, runs in by_recipe.items()}
-    return Comparison(tuple(tables), judged, own, tuple(others))
+    readings = {recipe: Settings.of(recipe, "W").readings(runs) for recipe, runs in by_recipe.items()}
+    tried = [result for runs in readings.values() for reading in runs[1:] for result in reading]
+    return Comparison(tuple(tables), judged, {recipe: runs[0] for recipe, runs in readings.items()}, tuple(tried),
+                      tuple(others))
 
 
 def _table(key: str, table: PaperTable, known: Facts, by_recipe: Mapping[str, Sequence[Result]]) -> ComparedTable:
@@ -176,7 +183,7 @@ def _table(key: str, table: PaperTable, known: Facts, by_recipe: Mapping[str, Se
                 if results else ((), (), ())
             compared.append(ComparedColumn(column.title, column.recipe, cells, seeds, *said))
         own[name], others[name] = compared[0], tuple(compared[1:])
-    return ComparedTable(key, table.title, table.number, own, others)
+    return ComparedTable(key, table.title, table.number, table.sites, own, others)
 
 
 def _bits(table: PaperTable, by_recipe: Mapping[str, Sequence[Result]]) -> list[int]:
@@ -196,10 +203,11 @@ def _cell(cell: Cell, width: str, results: Sequence[Result], known: Facts) -> Co
 
 
 def _judge(claim: Claim, ours: Mapping[Cell, float], known: Facts) -> Verdict:
-    def count(values: list[tuple[float | None, float | None]]) -> tuple[int, int]:
-        found = [(left, right) for left, right in values if left is not None and right is not None]
-        return len(found), sum(claim.holds(left, right) for left, right in found)
+    def both(value: Callable[[Cell], float | None]) -> list[tuple[float, float]]:
+        found = [(value(left), value(right)) for left, right in pairs]
+        return [(left, right) for left, right in found if left is not None and right is not None]
 
     pairs = claim.pairs()
-    return Verdict(claim, len(pairs), *count([(ours.get(left), ours.get(right)) for left, right in pairs]),
-                   *count([(known.value(left), known.value(right)) for left, right in pairs]))
+    mine, theirs = both(ours.get), both(known.value)
+    return Verdict(claim, len(pairs), len(mine), sum(claim.holds(*pair) for pair in mine), len(theirs),
+                   sum(claim.holds(*pair) for pair in theirs), min((claim.slack(*pair) for pair in mine), default=None))

@@ -7,11 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from anybit.config import Config, from_recipe
 from anybit.paper import Cell, PaperTable, facts
+from anybit.quant.grid import Width
 from anybit.report.overfitting import Course, courses
 from anybit.report.paper import TOLERANCE, Compared, ComparedColumn, ComparedTable, Comparison, Measured, Verdict
 from anybit.report.style import Plot
 from anybit.report.tables import MISSING
+from anybit.results import Result
 
 Rows = list[list[str]]
 
@@ -19,10 +22,11 @@ _BEYOND = " !"
 """Marks a difference beyond the tolerance."""
 
 INTRODUCTION = (f"Accuracy in percent, mean ± standard deviation over seeds, on the whole test set. *Difference*: ours − "
-                f"paper, **bold** beyond {TOLERANCE:g} points. *Re-estimated*: with steps found after training (mse) "
-                "instead of the variant's own, where that changes a figure by more. A figure of the paper marked ? is "
-                "doubted below its table. The command above a table trains its columns; `anybit collect` keeps their "
-                "results, and `anybit report --paper RESULTS --out IMAGES --markdown PAGE` makes a page like this.")
+                f"paper, **bold** beyond {TOLERANCE:g} points. *Re-estimated*: with steps found again after training "
+                "(weights by least squared error, activations by the run's own rule) instead of the variant's own, where "
+                f"that changes a figure by more than {TOLERANCE:g} points. A figure of the paper marked ? is doubted below "
+                "its table. The command above a table trains its columns; `anybit collect` keeps their results, and "
+                "`anybit report --paper RESULTS --out IMAGES --markdown PAGE` makes a page like this.")
 
 
 def head(table: ComparedTable) -> list[str]:
@@ -77,15 +81,25 @@ def _paper(cell: Compared) -> str:
 def _difference(cell: Compared) -> str:
     if cell.difference is None:
         return MISSING
-    return f"{cell.difference:+.2f}{'' if cell.within else _BEYOND}".replace("-", "−")
+    return f"{_signed(cell.difference)}{'' if cell.within else _BEYOND}"
+
+
+def _signed(points: float) -> str:
+    return f"{points:+.2f}".replace("-", "−")
 
 
 def notes(table: ComparedTable) -> list[str]:
-    """What a reader of the table must know: seeds, settings of ours that differ, and doubted figures."""
+    """What a reader of the table must know: seeds, split, settings of ours that differ, and doubted figures."""
     lines, known = [], facts()
+    configs = {column.title: from_recipe(column.recipe) for column in measured(table)}
     for seeds in dict.fromkeys(column.seeds for column in measured(table)):
         names = [column.title for column in measured(table) if column.seeds == seeds]
         lines.append(f"Seeds {', '.join(map(str, seeds))}: {', '.join(names)}.")
+    for split in dict.fromkeys(_split(config) for config in configs.values()):
+        lines.append(f"Clients: {split}.")
+    for clip in dict.fromkeys(config.client.clip for config in configs.values() if config.client.clip):
+        names = [title for title, config in configs.items() if config.client.clip == clip]
+        lines.append(f"Not in the paper ({', '.join(names)}): client.clip = {clip:g}, the longest gradient of a local step.")
     for deviations in dict.fromkeys(column.deviations for column in measured(table) if column.deviations):
         names = [column.title for column in measured(table) if column.deviations == deviations]
         lines.append(f"Not the recipe's setting ({', '.join(names)}): {'; '.join(deviations)}.")
@@ -95,6 +109,11 @@ def notes(table: ComparedTable) -> list[str]:
             bits = "all bits" if len(cells) == len(table.bits) > 1 else f"{', '.join(str(c.bits) for c in cells)} bits"
             lines.append(f"? {table.columns[cells[0].column].title} at {bits}: {why}.")
     return lines
+
+
+def _split(config: Config) -> str:
+    settings = [f"split.{name} = {value}" for name, value in config.split.arguments.items()]
+    return ", ".join([f"split.name = {config.split.name}", *settings])
 
 
 def commands(table: ComparedTable) -> list[str]:
@@ -111,24 +130,31 @@ def _shown(table: ComparedTable, cell: Cell) -> bool:
 
 
 def agreement(tables: Iterable[ComparedTable]) -> str:
-    """How many figures agree, and how many losses from full precision; doubted ones do not count."""
-    columns = [column for table in tables for column in measured(table)]
-    cells = [cell for column in columns for cell in column.cells.values() if cell.within is not None and not cell.suspect]
-    drops = [drop for column in columns for drop in column.drops]
-    return (f"{sum(bool(cell.within) for cell in cells)} of {len(cells)} figures lie within {TOLERANCE:g} points of the "
-            f"paper's, doubted ones aside; of what quantization takes from full precision, "
-            f"{sum(abs(drop) <= TOLERANCE for drop in drops)} of {len(drops)}.")
+    """How many figures agree, and how many losses from full precision; doubted ones do not count, repeated ones once."""
+    cells: dict[tuple[str, Width], bool] = {}
+    drops: dict[tuple[str, Width], float] = {}
+    for table in tables:
+        for column in measured(table):
+            cells |= {(column.recipe, Width.of(table.sites, bits)): cell.within for bits, cell in column.cells.items()
+                      if cell.within is not None and not cell.suspect}
+            drops |= {(column.recipe, Width.of(table.sites, bits)): drop for bits, drop in column.drops.items()}
+    return (f"{sum(cells.values())} of {len(cells)} figures lie within {TOLERANCE:g} points of the "
+            f"paper's, doubted ones aside and those in several tables counted once; of what quantization takes from full "
+            f"precision, {sum(abs(drop) <= TOLERANCE for drop in drops.values())} of {len(drops)}.")
 
 
-CLAIM_HEAD = ["claim", "table", "ours", "paper's figures", "where"]
+CLAIMS = ("Every ordering that the paper's text claims. Where a claim compares several figures, how many of the comparisons "
+          "hold. *By*: how far the narrowest of them is from turning over, in points. Less than the deviation over seeds is "
+          "no evidence either way.")
+CLAIM_HEAD = ["claim", "table", "ours", "by", "paper's figures", "where"]
 
 
 def claim_rows(verdicts: Sequence[Verdict]) -> Rows:
     """The sign of every claim; a claim that is measured in part says how much of it."""
     tables = facts().tables
     return [[v.claim.says, _short(tables[v.claim.table]), _verdict(v.ours, v.holding, v.measured, v.pairs),
-             _verdict(v.paper, v.paper_holding, v.paper_measured, v.pairs), v.claim.place]
-            for v in verdicts]
+             MISSING if v.narrowest is None else _signed(v.narrowest),
+             _verdict(v.paper, v.paper_holding, v.paper_measured, v.pairs), v.claim.place] for v in verdicts]
 
 
 def _short(table: PaperTable) -> str:
@@ -163,8 +189,7 @@ def markdown(comparison: Comparison, plots: Sequence[Plot], images: Path, file: 
     for home, lines in courses(comparison.by_recipe).items():
         text += [f"## Overfitting: {home}\n", _markdown_table(OVERFITTING_HEAD, overfitting_rows(lines)),
                  shown[f"overfitting-{home}"]]
-    text += ["## Claims\n", "Every ordering that the paper's text claims. Where a claim compares several figures, how many "
-             "of the comparisons hold.\n", _markdown_table(CLAIM_HEAD, claim_rows(comparison.verdicts))]
+    text += ["## Claims\n", f"{CLAIMS}\n", _markdown_table(CLAIM_HEAD, claim_rows(comparison.verdicts))]
     return "\n".join([*text, "\n## Runs\n", *(f"- {line}" for line in conditions(comparison))]) + "\n"
 
 
@@ -180,8 +205,8 @@ def _readings(table: ComparedTable) -> list[str]:
     lines = reading_rows(table)
     if not lines:
         return []
-    return ["\n### Other readings\n", "What the paper leaves open, tried otherwise than in the recipe, with what to say for "
-            "it. *Off by*: the mean distance from the paper's figures, doubted ones aside.\n",
+    return ["\n### Other readings\n", "What the paper leaves open, tried otherwise than in the recipe: each line names the "
+            "settings to add to the command. *Off by*: the mean distance from the paper's figures, doubted ones aside.\n",
             _markdown_table([*head(table), READING_HEAD], lines)]
 
 
@@ -192,9 +217,13 @@ def conditions(comparison: Comparison) -> list[str]:
                 "device": {str(r.environment.get("gpu") or r.environment.get("cpu", "?")) for r in results},
                 "torch": {str(r.environment.get("torch", "?")) for r in results},
                 "anybit": {str(r.environment.get("anybit", "?")) for r in results}}
-    hours = sum(r.seconds for r in results) / 3600
-    return [f"{len(results)} runs, {hours:.1f} hours of training in all",
+    tried = f", {_took(comparison.tried)} of other readings" if comparison.tried else ""
+    return [f"{_took(results)} in the tables{tried}",
             *(f"{what}: {', '.join(sorted(values))}" for what, values in facts_of.items())]
+
+
+def _took(results: Sequence[Result]) -> str:
+    return f"{len(results)} runs ({sum(r.seconds for r in results) / 3600:.1f} hours of training)"
 
 
 def _bold(text: str) -> str:
@@ -212,7 +241,8 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                                                     for other in table.readings[name]]}
         for name, column in table.columns.items() if column.seeds}} for table in comparison.tables}
     claims = [{"says": v.claim.says, "table": v.claim.table, "place": v.claim.place, "quote": v.claim.quote,
-               "ours": v.ours, "paper": v.paper, "pairs": v.pairs, "measured": v.measured, "holding": v.holding}
+               "ours": v.ours, "paper": v.paper, "pairs": v.pairs, "measured": v.measured, "holding": v.holding,
+               "by": v.narrowest}
               for v in comparison.verdicts]
     return {"tables": tables, "claims": claims, "other_runs": list(comparison.others)}
 
