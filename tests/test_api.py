@@ -162,3 +162,41 @@ def test_learned_steps_move_and_are_saved(mlp: nn.Module, clients: list[Arrays],
 def test_learned_steps_need_a_variant_that_quantizes(mlp: nn.Module, clients: list[Arrays], held_out: Arrays) -> None:
     with pytest.raises(ConfigError, match="quantizes nothing"):
         anybit.fit(mlp, clients, held_out, anybit.baseline(), ranges=anybit.RangeOptions(learned=True), **FAST)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"server": {"mean": "meen"}}, "server.mean = 'meen': must be one of mean, median, trimmed"),
+    ({"weighting": "example"}, "weighting = 'example': must be one of uniform, examples (did you mean 'examples'?)"),
+    ({"engine": "fastest"}, "engine = 'fastest': must be one of auto"),
+    ({"rounds": "3"}, "rounds = '3': must be a whole number"),
+    ({"cohort": 2.5}, "cohort = 2.5: must be a whole number"), ({"sampling": "uniform"}, "sampling = 'uniform'"),
+    ({"variant": "mqat"}, "variant a Variant"), ({"model": 3}, "model must be a torch.nn.Module")])
+def test_settings_are_checked_before_anything_is_trained(mlp: nn.Module, clients: list[Arrays], held_out: Arrays,
+                                                         tmp_path: Path, wrong: dict[str, object], message: str) -> None:
+    given: dict[str, object] = {"model": mlp, **FAST, **wrong}
+    with pytest.raises(ConfigError) as caught:
+        anybit.fit(clients=clients, test=held_out, path=tmp_path / "run", **given)  # type: ignore[arg-type]
+    assert message in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_numbers_may_be_numpys(mlp: nn.Module, clients: list[Arrays], held_out: Arrays, tmp_path: Path) -> None:
+    anybit.fit(mlp, clients, held_out, rounds=np.int64(1), cohort=2, path=tmp_path / "run",  # type: ignore[arg-type]
+               client=anybit.ClientOptions(lr=np.float32(0.5)))  # type: ignore[arg-type]
+    config = anybit.Run.load(tmp_path / "run").config
+    assert (config.rounds, config.client.lr) == (1, 0.5)
+
+
+def test_clients_are_pairs(mlp: nn.Module, clients: list[Arrays], held_out: Arrays) -> None:
+    with pytest.raises(DataError, match=r"client 1 is a ndarray: give a pair \(inputs, targets\)"):
+        anybit.fit(mlp, [clients[0], clients[1][0]], held_out, **FAST)  # type: ignore[list-item, arg-type]
+    with pytest.raises(ConfigError, match="steps: use 'mse'"):
+        anybit.evaluate(mlp, held_out, ["W4"], steps="foo")  # type: ignore[arg-type]
+
+
+def test_a_folder_with_other_files_is_left_alone(mlp: nn.Module, clients: list[Arrays], held_out: Arrays,
+                                                 tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("mine")
+    with pytest.raises(RunError, match=r"is not empty \(it has metrics\.jsonl\): choose a new folder"):
+        anybit.fit(mlp, clients, held_out, path=tmp_path, **FAST)  # type: ignore[arg-type]
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]

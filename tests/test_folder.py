@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from anybit.errors import RunError
-from anybit.folder import Follower, RunFolder
+from anybit.folder import RunFolder
+from anybit.follower import Follower
 
 
 @pytest.fixture
@@ -26,6 +27,16 @@ def test_a_folder_that_holds_a_run_is_never_overwritten(folder: RunFolder) -> No
     with pytest.raises(RunError, match="already holds a run"):
         RunFolder.create(folder.path, {"rounds": 9}, {})
     assert folder.config() == {"rounds": 3}
+
+
+def test_what_a_killed_start_left_is_no_obstacle(tmp_path: Path) -> None:
+    for name in ("lock", "environment.json", "split.safetensors", ".config.json.abcd1234"):
+        (tmp_path / name).write_text("half")
+    (tmp_path / "checkpoints").mkdir()
+    assert RunFolder.create(tmp_path, {"rounds": 3}, {}).config() == {"rounds": 3}
+    (tmp_path / "config.json").rename(tmp_path / "notes.txt")
+    with pytest.raises(RunError, match=r"is not empty \(it has notes\.txt\)"):
+        RunFolder.create(tmp_path, {}, {})
 
 
 def test_a_second_owner_is_refused_until_the_first_lets_go(folder: RunFolder) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -22,7 +22,8 @@ from anybit.evaluation import Evaluator, Score
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
 from anybit.federated.weights import learned_table, trainable
-from anybit.folder import Follower, RunFolder
+from anybit.folder import RunFolder
+from anybit.follower import Follower
 from anybit.objective import PerExample, accuracy, cross_entropy
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
@@ -31,6 +32,9 @@ from anybit.run import Training
 from anybit.schema import plain, read
 from anybit.task import Progress, Task, Trained, Watch
 from anybit.variants import Steps, Variant, baseline, mqat
+
+if TYPE_CHECKING:
+    from anybit.export.exporting import Artifact
 
 Arrays = tuple[Any, Any]
 """(inputs, targets): numpy arrays or tensors with the example as first dimension."""
@@ -57,7 +61,9 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
     goes on. The model is not changed; the result holds the trained copy.
     """
     variant = variant or mqat()
-    parts = [as_examples(x, y, f"client {i}") for i, (x, y) in enumerate(clients)]
+    if not isinstance(model, nn.Module) or not isinstance(variant, Variant):
+        raise ConfigError("model must be a torch.nn.Module, and variant a Variant: anybit.mqat(), anybit.baseline(), …")
+    parts = [as_examples(*_pair(arrays, f"client {i}"), f"client {i}") for i, arrays in enumerate(clients)]
     if not parts:
         raise DataError("clients is empty: give one (inputs, targets) pair per client")
     ends = np.cumsum([len(part) for part in parts])
@@ -66,29 +72,38 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         train = Examples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
     except RuntimeError as error:
         raise DataError(f"the clients' arrays do not fit together ({str(error).splitlines()[0]})") from None
-    task = Task(copy.deepcopy(model), variant, Data(train, as_examples(*test, "test data"), pipeline), split, loss, metric)
-    config = Config(data=Component(OBJECT), split=Component(OBJECT), model=Component(OBJECT),
-                    variant=Component(OBJECT, {"is": variant.name}), rounds=rounds, cohort=cohort,
-                    sampling=sampling, seed=seed, weighting=weighting, client=client, server=server, sites=sites,
-                    ranges=ranges, evaluation=evaluation, engine=engine, device=device, compute=compute,
-                    checkpoint_every=checkpoint_every)
+    data = Data(train, as_examples(*_pair(test, "test"), "test data"), pipeline)
+    task = Task(copy.deepcopy(model), variant, data, split, loss, metric)
+    config: Config = read(Config, plain({
+        "data": Component(OBJECT), "split": Component(OBJECT), "model": Component(OBJECT),
+        "variant": Component(OBJECT, {"is": variant.name}), "rounds": rounds, "cohort": cohort, "sampling": sampling,
+        "seed": seed, "weighting": weighting, "client": client, "server": server, "sites": sites, "ranges": ranges,
+        "evaluation": evaluation, "engine": engine, "device": device, "compute": compute,
+        "checkpoint_every": checkpoint_every}))
     folder = RunFolder.open(Path(path)) if path is not None and resume else None
     if folder:
         stored = read(Config, folder.config())
         kept = replace(config, engine=stored.engine, threads=stored.threads,
-                       compute=replace(compute, convolution=compute.convolution or stored.compute.convolution))
+                       compute=replace(config.compute, convolution=config.compute.convolution or
+                                       stored.compute.convolution))
         if plain(kept) != folder.config() or engine not in ("auto", stored.engine):
             raise RunError(f"{path} holds a run with another config: start a new one in another folder")
     training = Training(task, kept if folder else calibrated(config, task),
                         Watch(on_round=on_round) if on_round else Watch())
     if path is None:
-        return _fitted(task, training.train())
+        return _fitted(training, training.train())
     if not training.engine.leads:
         folder = Follower(Path(path))
     elif folder is None:
         folder = RunFolder.create(Path(path), plain(training.config), environment(), split)
     with folder.locked():
-        return _fitted(task, training.train(folder, resume))
+        return _fitted(training, training.train(folder, resume))
+
+
+def _pair(arrays: Any, what: str) -> Arrays:
+    if not isinstance(arrays, list | tuple) or len(arrays) != 2:
+        raise DataError(f"{what} is a {type(arrays).__name__}: give a pair (inputs, targets)")
+    return arrays[0], arrays[1]
 
 
 @dataclass(frozen=True)
@@ -97,21 +112,33 @@ class Fitted:
 
     model: nn.Module
     """A copy of the user's model with the server's weights, on the CPU."""
-    steps: StepTable
+    steps: StepTable = field(repr=False)
     """The steps to quantize it with, of every site at every bit-width."""
     scores: dict[str, Score]
     """{width: (loss, metric)} at the variant's own steps, e.g. scores["W2"].metric."""
-    evaluation: dict[str, Any]
+    evaluation: dict[str, Any] = field(repr=False)
     """All widths × step rules."""
-    metrics: list[dict[str, Any]]
+    metrics: list[dict[str, Any]] = field(repr=False)
     """One entry per round."""
+    task: Task = field(repr=False)
+    config: Config = field(repr=False)
+
+    def export(self, out: str | Path, widths: Sequence[str] = ("W8", "W4", "W2"),
+               runtime: Literal["onnx", "executorch", "archive"] = "onnx") -> list[Artifact]:
+        """Write an artifact per width into the folder `out`, run each and compare it with the evaluation.
+
+        What `anybit export` does for a run whose model and data have names; needs the extra `export`.
+        """
+        from anybit.export.fitted import export_fitted
+
+        return export_fitted(self, Path(out), [Width.parse(width) for width in widths], runtime)
 
 
-def _fitted(task: Task, trained: Trained) -> Fitted:
-    model = with_weights(task.model, trained.w)
+def _fitted(training: Training, trained: Trained) -> Fitted:
+    model = with_weights(training.task.model, trained.w)
     own = trained.evaluation["grid"][trained.evaluation["own"]]
     return Fitted(model, trained.table.to(torch.device("cpu")), {w: Score(**s) for w, s in own.items()},
-                  trained.evaluation, trained.metrics)
+                  trained.evaluation, trained.metrics, training.task, training.config)
 
 
 def with_weights(model: nn.Module, w: dict[str, Tensor]) -> nn.Module:
@@ -136,7 +163,7 @@ def evaluate(model: nn.Module, test: Arrays, widths: Sequence[str] = ("FP32", "W
     which activation ranges are measured, needed for widths that quantize activations.
     """
     wanted = [Width.parse(w) for w in widths]
-    if steps == "rule" or (steps == "table") != (table is not None):
+    if steps not in ("mse", "minmax", "cover", "table") or (steps == "table") != (table is not None):
         raise ConfigError("steps: use 'mse', 'minmax' or 'cover', or 'table' together with table=…")
     if calibration is None and any(w.activations != FLOAT for w in wanted) and table is None:
         raise DataError("widths with quantized activations need calibration=…: training inputs to measure ranges on")
@@ -179,8 +206,10 @@ class Run:
     def task(self) -> Task:
         """The objects that the run's config names, rebuilt, with the split that was saved."""
         if OBJECT in (self.config.data.name, self.config.model.name, self.config.variant.name):
-            raise RunError(f"{self.folder.path} was trained from Python objects, which a folder does not hold: "
-                           "call anybit.evaluate(run.model(), test, table=run.steps(), steps='table')")
+            then = f"continue it with anybit.fit(…, path='{self.folder.path}', resume=True)"
+            if self.folder.finished:
+                then = "use what fit returned, or anybit.evaluate(run.model(), test, steps='table', table=run.steps())"
+            raise RunError(f"{self.folder.path} was trained from Python objects, which a folder does not hold: {then}")
         return replace(build_task(self.config, self._trusted), split=self.folder.split())
 
     def model(self) -> nn.Module:

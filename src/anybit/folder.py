@@ -74,12 +74,14 @@ class RunFolder:
     @staticmethod
     def create(path: Path, config: Mapping[str, Any], environment: Mapping[str, Any],
                split: Sequence[np.ndarray] | None = None) -> RunFolder:
-        """Start a new run. A folder that already holds one is refused, so that nothing is overwritten.
+        """Start a new run. A folder that holds one, or anything else, is refused, so that nothing is overwritten.
 
         The config comes last, as the sign that there is a run: one that was killed before can be started again.
         """
         if (path / "config.json").exists():
             raise RunError(f"{path} already holds a run: resume it with 'anybit resume {path}', or choose another folder")
+        if other := _foreign(path):
+            raise RunError(f"{path} is not empty (it has {other}): choose a new folder")
         folder = RunFolder(path)
         with writing(path, "choose another folder with --path"):
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -92,7 +94,7 @@ class RunFolder:
     @staticmethod
     def open(path: Path) -> RunFolder:
         if not (path / "config.json").is_file():
-            raise RunError(f"{path} is not a run: it has no config.json")
+            raise RunError(f"{path} is not a run: it has no config.json" if path.exists() else f"{path} does not exist")
         return RunFolder(path)
 
     def config(self) -> Any:
@@ -101,6 +103,11 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         return self.file("evaluation.json").exists()
+
+    @property
+    def whole(self) -> bool:
+        """Finished, with nothing of the result gone: else it can be made anew from the last checkpoint."""
+        return all(self.file(name).exists() for name in ("evaluation.json", "model.safetensors", "steps.json"))
 
     def locked(self) -> AbstractContextManager[None]:
         """Hold the folder while training in it."""
@@ -146,7 +153,8 @@ class RunFolder:
         """Drop what was logged after the checkpoint; it will be logged again, the same."""
         metrics = self.file("metrics.jsonl")
         if (metrics.stat().st_size if metrics.exists() else 0) < checkpoint.metrics_bytes:
-            raise RunError(f"{metrics} is shorter than its checkpoint says: it was edited or truncated")
+            raise RunError(f"{metrics} is shorter than its checkpoint says: it was edited or truncated; restore it, or "
+                           f"delete the folder 'checkpoints' beside it to start again from round 0")
         with self._writing("metrics.jsonl"), open(metrics, "ab", opener=_no_link) as file:
             file.truncate(checkpoint.metrics_bytes)
         # Times are no part of the result: what is damaged of them does not keep a run from going on.
@@ -241,40 +249,27 @@ class RunFolder:
     def model(self) -> dict[str, Tensor]:
         if not self.file("model.safetensors").exists():
             raise RunError(f"{self.path} has no trained model yet: finish it with 'anybit resume {self.path}'")
-        return load(self.file("model.safetensors"))[0]
+        with self._again("model.safetensors"):
+            return load(self.file("model.safetensors"))[0]
 
     def evaluation(self) -> dict[str, Any]:
         if not self.finished:
             raise RunError(f"{self.path} is not finished: continue it with 'anybit resume {self.path}'")
-        return checked_evaluation(read_json(self.file("evaluation.json")), self.file("evaluation.json"))
+        with self._again("evaluation.json"):
+            return checked_evaluation(read_json(self.file("evaluation.json")), self.file("evaluation.json"))
 
     def steps(self) -> Any:
-        return read_json(self.file("steps.json"))
-
-
-class Follower(RunFolder):
-    """A run that another process writes: it can be read, and everything else does nothing."""
+        with self._again("steps.json"):
+            return read_json(self.file("steps.json"))
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        yield
-
-    def append(self, log: str, entry: Mapping[str, Any]) -> None: ...
-
-    def clear_logs(self) -> None: ...
-
-    def rewind_logs(self, checkpoint: Checkpoint) -> None: ...
-
-    def tidy(self) -> None: ...
-
-    def save_split(self, split: Sequence[np.ndarray]) -> None: ...
-
-    def save_checkpoint(self, round: int, state: State, table: StepTable) -> Path:
-        return self.path
-
-    def save_result(self, w: Mapping[str, Tensor], table: StepTable, evaluation: Mapping[str, Any]) -> None: ...
-
-    def save_evaluation(self, evaluation: Mapping[str, Any]) -> None: ...
+    def _again(self, name: str) -> Iterator[None]:
+        """What is damaged of a result, the last checkpoint can make anew."""
+        try:
+            yield
+        except RunError as error:
+            anew = f"; delete it, and 'anybit resume {self.path}' makes it anew from {self.checkpoints()[-1].name}"
+            raise RunError(f"{error}{anew if self.file(name).exists() and self.checkpoints() else ''}") from None
 
 
 def fitting(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
@@ -284,6 +279,12 @@ def fitting(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Pat
         if ours is None or theirs is None or (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
             raise ModelError(f"{path} does not fit the model ('{name}' differs): was the model changed?")
     return {name: found[name] for name in wanted}
+
+
+def _foreign(path: Path) -> str | None:
+    """A file that no run left here before its config was written."""
+    own = {"lock", "checkpoints", "split.safetensors", "environment.json"} | {part.name for part in stale(path)}
+    return next((found.name for found in sorted(path.iterdir()) if found.name not in own), None) if path.is_dir() else None
 
 
 def _lines(path: Path) -> list[bytes]:

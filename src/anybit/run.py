@@ -270,7 +270,8 @@ class Training:
     def _advice(self) -> str:
         client = self.config.client
         clip = "set client.clip" if client.clip is None else f"lower client.clip (now {client.clip})"
-        return f"lower client.lr (now {client.lr}) or server.lr, or {clip}{self._last_good()}"
+        return f"lower client.lr (now {client.lr}) or server.lr (now {self.config.server.lr}), or {clip}, in a new run" \
+               f"{self._last_good()}"
 
     def _last_good(self) -> str:
         checkpoints = self.folder.checkpoints() if self.folder else []

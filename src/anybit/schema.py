@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import numbers
 import reprlib
-import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -114,8 +114,13 @@ def _read(kind: Any, value: Any, where: str, errors: _Errors) -> Any:
         return tuple(_read(arguments[0], v, f"{where}[{i}]", errors) for i, v in enumerate(value))
     if origin in (dict, Mapping):
         return dict(value) if isinstance(value, Mapping) else _wrong(errors, where, value, "a table")
-    if kind is float and type(value) is int and abs(value) <= sys.float_info.max:
-        return float(value)
+    if kind is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)  # numpy's, too
+    if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
+        try:
+            value = float(value)
+        except OverflowError:
+            return _wrong(errors, where, value, "a finite number")
     if kind in _WORDS and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         return _wrong(errors, where, value, _WORDS[kind])
     if kind is float and not math.isfinite(value):

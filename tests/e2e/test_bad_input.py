@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,8 @@ OWN = ["--import", "tiny_models"]
     (["run", "quickstart/mqat", "model.name=tiny_models:tiny"], "allow it with --import tiny_models"),
     (["run", "quickstart/mqat", "device=cuda"], "device = 'cuda' cannot be used here"),
     (["run", "paper/cifar10-lenet5/mqat"], "anybit data prepare cifar10"),
-    (["resume", "nowhere"], "nowhere is not a run: it has no config.json"),
-    (["eval", "nowhere"], "nowhere is not a run"),
+    (["resume", "nowhere"], "nowhere does not exist"),
+    (["eval", "."], ". is not a run: it has no config.json"),
     (["report", "nowhere"], "nowhere"),
     (["run", "quickstart/mqat", "rounds"], "override 'rounds': write key=value"),
     (["run", "missing.toml"], "recipe file 'missing.toml' does not exist"),
@@ -102,3 +103,15 @@ def test_eval_of_an_unfinished_run_names_the_verb(anybit: Anybit, interrupted: P
     done = anybit("eval", "run", *OWN)
     assert done.returncode == 2
     assert "anybit resume run" in done.stderr
+
+
+def test_an_unfinished_run_says_so_in_a_report_and_where_it_goes_on(anybit: Anybit, interrupted: Path) -> None:
+    shown = anybit("report", "run", "--out", "page")
+    assert shown.returncode == 0, shown.stderr
+    assert re.search(r"run is not finished: round \d+ of \d+", shown.stderr)
+    collected = anybit("collect", "run", "--out", "all.json")
+    assert collected.returncode == 2
+    assert "no run in run is finished: there is nothing to collect yet" in collected.stderr
+    assert not Path(interrupted.parent, "all.json").exists()
+    resumed = anybit("resume", "run", *OWN)
+    assert re.search(r"from round [1-9]\d*\n", resumed.stderr)

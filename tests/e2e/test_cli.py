@@ -96,6 +96,16 @@ def test_a_polite_stop_saves_and_resumes(anybit: Anybit, home: Path, number: sig
     again = anybit("resume", "run", "--import", "tiny_models")
     assert again.returncode == 2
     assert "is finished" in again.stderr
+    if number == signal.SIGTERM:
+        return
+    model = (home / "run/model.safetensors").read_bytes()
+    (home / "run/model.safetensors").write_bytes(model[:-9])
+    damaged = anybit("report", "run")
+    assert "delete it, and 'anybit resume run' makes it anew from round-000400.safetensors" in damaged.stderr
+    (home / "run/model.safetensors").unlink()
+    mended = anybit("resume", "run", "--import", "tiny_models", "--quiet")
+    assert mended.returncode == 0, mended.stderr
+    assert (home / "run/model.safetensors").read_bytes() == model
 
 
 def test_a_folder_in_use_is_locked(anybit: Anybit, home: Path) -> None:

@@ -54,6 +54,8 @@ def test_a_killed_sweep_ends_with_the_same_bytes(engine: str, home: Path, capsys
         ("fedavg-seed1", 30, "done"), ("mqat-seed1", 30, "done")]
     assert shown[1]["scores"] == json.loads((home / "cut/mqat-seed1/evaluation.json").read_text())["grid"]["table"]
     assert run(["collect", "cut", "--out", "all.json"]) == 0
+    with pytest.raises(AnybitError, match=r"'all\.txt': a results file ends in \.json or \.csv"):
+        run(["collect", "cut", "--out", "all.txt"])
     assert capsys.readouterr().err.strip() == "2 runs: all.json"
     assert len(json.loads((home / "all.json").read_text())["runs"]) == 2
 
@@ -143,8 +145,8 @@ def test_what_a_run_of_a_sweep_says_is_printed_with_its_name(home: Path, monkeyp
     (["sweep", "there", "--vary", "rounds=3,4"], "there is a sweep: it continues as it was defined"),
     (["sweep", "quickstart", "--path", "there"], "there holds another sweep"),
     (["resume", "there"], "there is a sweep: continue it with 'anybit sweep there'"),
-    (["collect", "there", "--out", "all.txt"], "'all.txt': a results file ends in .json or .csv"),
-    (["collect", "nowhere", "--out", "all.json"], "nowhere is not a run"),
+    (["collect", "there", "--out", "all.txt"], "no run in there is finished: there is nothing to collect yet"),
+    (["collect", "nowhere", "--out", "all.json"], "nowhere does not exist"),
     (["report", "nowhere", "--markdown", "x.md"], "--markdown belongs to --paper"),
     (["report", "--paper", "there"], "no finished run is a column of the paper")])
 def test_one_line_and_exit_code_two(home: Path, arguments: list[str], message: str) -> None:

@@ -97,7 +97,8 @@ def test_a_run_without_activation_ranges_says_what_calibrates(run_path: Path, tm
 
 
 def test_corrupt_runs(run_path: Path, tmp_path: Path) -> None:
-    assert "is not a run" in fails(str(tmp_path / "nowhere"))
+    assert "nowhere does not exist" in fails(str(tmp_path / "nowhere"))
+    assert "is not a run" in fails(str(tmp_path))
     copy = tmp_path / "run"
     shutil.copytree(run_path, copy)
     model = copy / "model.safetensors"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -112,6 +113,14 @@ def test_first_middle_and_last_layer(runs: list[RunRecord]) -> None:
     alone = {MIDDLE: runs[1].steps[MIDDLE]}
     single = RunRecord(**{**vars(runs[1]), "steps": alone, "weights": {"3.weight": torch.ones(2, 2)}})
     assert weights.representative_layers(single) == [MIDDLE]
+    named = {old: f"{name}.weight_quantizer" for old, name in
+             zip(weights.weight_sites_of(runs[1]), ("stem", "block", "head"), strict=True)}
+    last = runs[1].metrics[-1]
+    evaluated = {**last, "evaluation": {**last["evaluation"], "layers": {new: {} for new in named.values()}}}
+    by_name = sorted(named, key=lambda old: named[old])
+    renamed = replace(runs[1], metrics=[evaluated], steps={named[old]: runs[1].steps[old] for old in by_name},
+                      weights={weights.parameter(named[old]): runs[1].weights[weights.parameter(old)] for old in by_name})
+    assert weights.representative_layers(renamed) == list(named.values()), "in the model's order, not by name"
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,8 +43,10 @@ def test_names_are_folder_names_made_unique(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_named(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"no config\.json"):
+    with pytest.raises(RunError, match="nowhere does not exist"):
         read_runs([tmp_path / "nowhere"])
+    with pytest.raises(RunError, match=r"no config\.json"):
+        read_runs([tmp_path])
     with pytest.raises(RunError, match="a folder of runs"):
         read_runs([trained])
     with pytest.raises(RunError, match="no run given"):
@@ -73,3 +75,10 @@ def test_a_score_that_is_not_finite_counts_as_missing(copied: Copied) -> None:
     (path / "evaluation.json").write_text(json.dumps(evaluation))
     (run,) = read_runs([path])
     assert run.scores["W2"] == {"metric": 50.0}
+
+
+def test_a_sweep_is_all_its_runs(copied: Copied) -> None:
+    home = copied("mqat", "b").parent
+    copied("baseline", "a")
+    (home / "sweep.json").write_text("{}")
+    assert [run.name for run in read_runs([home])] == ["a", "b"]

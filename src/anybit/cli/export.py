@@ -42,10 +42,9 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
            json: Json = False, debug: Debug = False) -> None:
     """Write a trained run as low-bit artifacts, run them in their runtime and compare with the evaluation."""
     from anybit.api import Run
-    from anybit.errors import Rejected
     from anybit.export.exporting import Exporter
     from anybit.export.fleet import read_fleet
-    from anybit.export.report import write_report
+    from anybit.export.report import refuse, write_report
     from anybit.export.subject import from_run
     from anybit.quant.grid import FLOAT
 
@@ -67,8 +66,7 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
     else:
         _print(subject, artifacts, devices, costs, report)
     say(f"artifacts: {exporter.folder}")
-    if problems := [f"{a.file}: {a.verdict.problem}" for a in artifacts.values() if a.rejected]:
-        raise Rejected("; ".join(problems))
+    refuse(list(artifacts.values()))
 
 
 def _wanted(sites: Any, width: list[str] | None, devices: Fleet | None, runtime: str) -> Wanted:

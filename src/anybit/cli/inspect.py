@@ -81,6 +81,9 @@ def report(paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="R
         print_json(table.as_json())
     else:
         print_table(table.columns, table.cells(), table.marks())
+    for record in runs:
+        if not record.finished:
+            say(f"{record.name} is not finished: round {record.rounds} of {record.config.get('rounds', '?')}")
     page = write_report(paths, where)
     say(f"report: {page}")
 

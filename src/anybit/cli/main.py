@@ -9,12 +9,16 @@ from collections.abc import Sequence
 
 import click
 import typer
+import typer.core
 
 from anybit.cli import bound, data, export, fleet, inspect, recipes, sweep, training
 from anybit.errors import RunError
 
+# With rich installed but not asked for, typer prints its escaped brackets; and click has suggestions of its own.
+typer.core.HAS_RICH = False
 app = typer.Typer(name="anybit", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
-                  pretty_exceptions_enable=False, help="Train one federated model that survives every bit-width.")
+                  pretty_exceptions_enable=False, suggest_commands=False,
+                  help="Train one federated model that survives every bit-width.")
 app.command("ls")(recipes.ls)
 app.command("show")(recipes.show)
 app.command("cp")(recipes.cp)

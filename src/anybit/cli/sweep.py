@@ -111,11 +111,14 @@ def collect(paths: Annotated[list[Path], typer.Argument(metavar="FOLDER...", hel
             out: Annotated[Path, typer.Option(help="FILE.json with everything, or FILE.csv with the scores.")],
             debug: Debug = False) -> None:
     """Gather the results of finished runs into one small file."""
+    from anybit.errors import RunError
     from anybit.results import read_results, write_results
 
     found = read_results(paths)
+    if not found.results:
+        raise RunError(f"no run in {', '.join(map(str, paths))} is finished: there is nothing to collect yet")
     write_results(found.results, out)
     for name in found.unfinished:
         say(f"left out, because it is not finished: {name}")
-    say(f"{len(found.results)} runs: {out}")
+    say(f"{len(found.results)} run{'s' if len(found.results) > 1 else ''}: {out}")
 

@@ -33,7 +33,8 @@ def run(recipe: Recipe, overrides: Overrides = None,
     from anybit.config import from_recipe
     from anybit.engines.ranks import rank
     from anybit.environment import environment
-    from anybit.folder import Follower, RunFolder
+    from anybit.folder import RunFolder
+    from anybit.follower import Follower
     from anybit.run import Training
     from anybit.schema import plain
     from anybit.task import Watch
@@ -57,7 +58,7 @@ def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Js
     from anybit.api import Run
     from anybit.engines.ranks import rank
     from anybit.errors import RunError
-    from anybit.folder import Follower
+    from anybit.follower import Follower
     from anybit.run import Training
     from anybit.sweep import is_sweep
     from anybit.task import Watch
@@ -65,7 +66,7 @@ def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Js
     if is_sweep(path):
         raise RunError(f"{path} is a sweep: continue it with 'anybit sweep {path}'")
     run = Run.load(path, trusted=imports or [])
-    if run.folder.finished:
+    if run.folder.whole:
         raise RunError(f"{path} is finished: see it with 'anybit report {path}'")
     reporter = Reporter(quiet or rank() > 0, first_round=max(map(run.folder.round_of, run.folder.checkpoints()), default=0))
     watch = Watch(on_round=reporter.on_round, on_message=reporter.message)
@@ -78,7 +79,8 @@ def _train(training: Training, folder: RunFolder, reporter: Reporter, json: bool
     try:
         with folder.locked(), stoppable(training.watch):
             reporter.message(f"{folder.path}: {task.variant.name} on {config.data.name}, {len(task.split)} clients, "
-                             f"{config.cohort} a round, {config.engine} engine on {config.device}")
+                             f"{config.cohort} a round, {config.engine} engine on {config.device}"
+                             + (f", from round {reporter.first_round}" if resume else ""))
             trained = training.train(folder, resume)
     finally:
         reporter.close()

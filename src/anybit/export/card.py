@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from anybit.api import OBJECT
 from anybit.export.exporting import Artifact
 from anybit.export.subject import Subject
 
@@ -39,8 +40,9 @@ def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "
     kept = [a for a in artifacts if not a.rejected]
     normalization = "" if pipeline.mean is None else \
         f", scaled to [0, 1], then (x − {_numbers(pipeline.mean)})/{_numbers(pipeline.std or ())} per channel"
+    named = config is not None and config.data.name != OBJECT
     head = _HEAD.format(
-        licence=licence, variant=subject.evaluator.variant.name, data=config.data.name if config else "own data",
+        licence=licence, variant=subject.evaluator.variant.name, data=config.data.name if config and named else "own data",
         metric=getattr(subject.evaluator.metric, "__name__", "metric"), title=subject.title,
         widths=", ".join(dict.fromkeys(a.width for a in kept)) or "no width", version=_version(),
         rounds=config.rounds if config else "?", clients=config.cohort if config else "?",

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from anybit.environment import environment, version
+from anybit.errors import Rejected
 from anybit.export.bench import Cost
 from anybit.export.card import model_card
 from anybit.export.exporting import WHERE, Artifact, Exporter, Runtime
@@ -39,6 +40,12 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None,
         write_json(exporter.folder / "export.json", report)
         write_bytes(exporter.folder / "README.md", model_card(subject, every, exporter.options.licence).encode())
     return report
+
+
+def refuse(artifacts: Sequence[Artifact]) -> None:
+    """An error that names the artifacts which do not compute what was evaluated."""
+    if problems := [f"{a.file}: {a.verdict.problem}" for a in artifacts if a.rejected]:
+        raise Rejected("; ".join(problems))
 
 
 def _plain(artifact: Artifact) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anybit.api import Run
+from anybit.api import Fitted, Run
 from anybit.config import Config
 from anybit.data.examples import Data
 from anybit.errors import ConfigError, RunError
@@ -21,6 +22,7 @@ from anybit.quant.grid import BITS, FLOAT, Grid, Width, limits
 from anybit.quant.ranges import ActivationRule, StepTable
 from anybit.quant.sites import Quantizer, SiteOptions, prepare, quantizers
 from anybit.run import Training
+from anybit.task import Task
 from anybit.variants import Steps
 
 
@@ -122,23 +124,43 @@ def from_run(run: Run, steps: Steps | None = None, calibrate: bool = False, acti
     measured on its training images, by the rule of its config; `calibrate` does so for any run.
     """
     run.folder.evaluation()
-    task, config = run.task(), replace(run.config, device="cpu", engine="auto")
-    evaluator = Training(task, config).evaluator
-    model = run.model().eval()
-    evaluator = replace(evaluator, model=model)
-    w = {name: p.detach() for name, p in model.named_parameters()}
+    evaluator = _evaluator(run.task(), run.config, run.model())
     rule = steps or evaluator.own_steps
-    stored = activations and not calibrate and "A" in evaluator.variant.sites and rule in ("table", "rule")
-    if stored:
+    measured = activations and (calibrate or not _trained_activations(evaluator, rule))
+    if activations and not measured:
         _check_activation_steps(run, evaluator)
-    table = evaluator.table(w, run.steps() if stored else run.steps("weights"), rule, "W")
+    known = run.steps("weights" if measured or not activations else None)
+    title = f"{run.config.model.name} on {run.config.data.name}, {evaluator.variant.name}"
+    return _subject(evaluator, run.config, known, rule, measured, title)
+
+
+def from_fitted(fitted: Fitted, activations: bool = True) -> Subject:
+    """The subject of what `fit` returned, with the variant's own step rule."""
+    evaluator = _evaluator(fitted.task, fitted.config, copy.deepcopy(fitted.model))
+    measured = activations and not _trained_activations(evaluator, evaluator.own_steps)
+    title = f"{type(fitted.model).__name__}, {evaluator.variant.name}"
+    return _subject(evaluator, fitted.config, fitted.steps, evaluator.own_steps, measured, title)
+
+
+def _evaluator(task: Task, config: Config, model: nn.Module) -> Evaluator:
+    """Of the trained model, on the CPU."""
+    return replace(Training(task, replace(config, device="cpu", engine="auto")).evaluator, model=model.eval())
+
+
+def _trained_activations(evaluator: Evaluator, rule: Steps) -> bool:
+    """Whether the training had steps for activations, and the rule keeps them."""
+    return "A" in evaluator.variant.sites and rule in ("table", "rule")
+
+
+def _subject(evaluator: Evaluator, config: Config, known: StepTable, rule: Steps, measured: bool, title: str) -> Subject:
+    w = {name: p.detach() for name, p in evaluator.model.named_parameters()}
+    table = evaluator.table(w, known, rule, "W")
     words = {"table": "the table of the training", "rule": "the step rule from the trained bit-width"}
     text = words.get(rule, f"estimated from the trained model ({rule})")
-    if activations and not stored:
-        measured = activation_table(model, config.sites, w, evaluator.images, config.ranges.activations)
-        table, text = table.merged(measured), f"{text}; activations measured on {len(evaluator.images)} training images"
-    title = f"{config.model.name} on {config.data.name}, {evaluator.variant.name}"
-    return Subject(model, evaluator, table, text, title, config)
+    if measured:
+        found = activation_table(evaluator.model, config.sites, w, evaluator.images, config.ranges.activations)
+        table, text = table.merged(found), f"{text}; activations measured on {len(evaluator.images)} training images"
+    return Subject(evaluator.model, evaluator, table, text, title, config)
 
 
 def _check_activation_steps(run: Run, evaluator: Evaluator) -> None:

@@ -15,6 +15,7 @@ from anybit.errors import ConfigError, RunError
 from anybit.federated.weights import learned_table, weights
 from anybit.folder import RunFolder
 from anybit.quant.grid import FLOAT, Width
+from anybit.sweep import is_sweep
 from anybit.tensors import read_json
 
 Scores = dict[str, dict[str, float]]
@@ -118,10 +119,16 @@ def _letters(width: str) -> str:
 
 def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
     """The runs in these folders, each under a name of its own."""
+    paths = [run for path in paths for run in _runs_of(path)]
     if not paths:
         raise RunError("no run given: name at least one run folder")
     names = unique_names(paths)
     return [_read(path, name) for path, name in zip(paths, names, strict=True)]
+
+
+def _runs_of(path: Path) -> list[Path]:
+    """The folder itself, or the runs of a sweep that have begun."""
+    return sorted(found.parent for found in path.glob("*/config.json")) if is_sweep(path) else [path]
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
@@ -143,7 +150,7 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
 
 def _read(path: Path, name: str) -> RunRecord:
     if not (path / "config.json").is_file() and path.is_dir() and any(path.glob("*/config.json")):
-        raise RunError(f"{path} is not a run but a folder of runs: name them, e.g. {path}/*")
+        raise RunError(f"{path} is not a run but a folder of runs: name them, e.g. {path}/*/")
     folder = RunFolder.open(path)
     config = _table(folder, "config.json")
     for part in ("data", "split", "model", "variant", "sites"):

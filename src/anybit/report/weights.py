@@ -28,8 +28,10 @@ def weight_plots(runs: Sequence[RunRecord]) -> list[Plot]:
 
 
 def weight_sites_of(run: RunRecord) -> list[str]:
-    """The weight sites whose weights were trained, in the model's order."""
-    return [site for site in run.steps if site.endswith("weight_quantizer") and parameter(site) in run.weights]
+    """The weight sites whose weights were trained, in the model's order, in which only evaluations list them."""
+    order = {site: place for place, site in enumerate((run.last or {}).get("layers", {}))}
+    sites = [site for site in run.steps if site.endswith("weight_quantizer") and parameter(site) in run.weights]
+    return sorted(sites, key=lambda site: order.get(site, len(order)))
 
 
 def parameter(site: str) -> str:

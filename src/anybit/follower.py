@@ -1,0 +1,40 @@
+"""A run folder as the ranks see it that do not lead: another process writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from anybit.federated.algorithm import State
+from anybit.folder import Checkpoint, RunFolder
+from anybit.quant.ranges import StepTable
+
+
+class Follower(RunFolder):
+    """A run that another process writes: it can be read, and everything else does nothing."""
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        yield
+
+    def append(self, log: str, entry: Mapping[str, Any]) -> None: ...
+
+    def clear_logs(self) -> None: ...
+
+    def rewind_logs(self, checkpoint: Checkpoint) -> None: ...
+
+    def tidy(self) -> None: ...
+
+    def save_split(self, split: Sequence[np.ndarray]) -> None: ...
+
+    def save_checkpoint(self, round: int, state: State, table: StepTable) -> Path:
+        return self.path
+
+    def save_result(self, w: Mapping[str, Tensor], table: StepTable, evaluation: Mapping[str, Any]) -> None: ...
+
+    def save_evaluation(self, evaluation: Mapping[str, Any]) -> None: ...

@@ -1,0 +1,50 @@
+"""Export of what `fit` returned, without a run folder and without names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+
+import anybit
+from anybit.api import Fitted
+from anybit.errors import Rejected
+from anybit.export import exporting, report
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Fitted:
+    draw = np.random.default_rng(0)
+    labels = draw.integers(4, size=200)
+    inputs = (draw.normal(size=(4, 8))[labels] * 2 + draw.normal(size=(200, 8))).astype(np.float32)
+    clients = [(inputs[i:i + 30], labels[i:i + 30]) for i in range(0, 150, 30)]
+    return anybit.fit(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), clients, (inputs[150:], labels[150:]),
+                      rounds=30, cohort=5, server=anybit.ServerOptions(lr=0.02))
+
+
+def test_artifacts_score_what_the_training_scored(fitted: Fitted, tmp_path: Path) -> None:
+    fitted.model.train()
+    artifacts = fitted.export(tmp_path, ["W8", "W2", "W8A8"])
+    assert [a.file for a in artifacts] == ["model.w8.onnx", "model.w2.onnx", "model.wa8.onnx"]
+    for artifact in artifacts:
+        assert (tmp_path / artifact.file).stat().st_size == artifact.bytes
+        assert artifact.verdict.agreement == 1
+        assert artifact.verdict.artifact == fitted.scores[artifact.width].metric
+    assert fitted.model.training, "the model is left as it was"
+    assert json.loads((tmp_path / "export.json").read_text())["steps"].startswith("the table of the training; activations")
+    card = (tmp_path / "README.md").read_text()
+    assert "# Sequential, mqat" in card
+    assert "Data: `own data` (150 training and 50 test examples)" in card
+
+
+def test_other_runtimes_and_what_is_rejected(fitted: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (archive,) = fitted.export(tmp_path, ["W3"], "archive")
+    assert archive.verdict.artifact == fitted.scores["W3"].metric
+    wrong = archive.verdict._replace(problem="computes something else")
+    monkeypatch.setattr(exporting, "verdict", lambda *_: wrong)
+    with pytest.raises(Rejected, match=r"model\.w4\.safetensors.*computes something else"):
+        fitted.export(tmp_path, ["W4"], "archive")
+    assert report.refuse([archive]) is None
