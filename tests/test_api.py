@@ -200,3 +200,27 @@ def test_a_folder_with_other_files_is_left_alone(mlp: nn.Module, clients: list[A
     with pytest.raises(RunError, match=r"is not empty \(it has metrics\.jsonl\): choose a new folder"):
         anybit.fit(mlp, clients, held_out, path=tmp_path, **FAST)  # type: ignore[arg-type]
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_one_script_starts_and_resumes(mlp: nn.Module, clients: list[Arrays], held_out: Arrays, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="resume=True needs path"):
+        anybit.fit(mlp, clients, held_out, resume=True, **FAST)  # type: ignore[arg-type]
+    first, second = (anybit.fit(mlp, clients, held_out, path=tmp_path / "run", resume=True, **FAST)  # type: ignore[arg-type]
+                     for _ in range(2))
+    assert first.scores == second.scores
+
+
+def test_scores_are_shown_before_a_disk_refuses_them(mlp: nn.Module, clients: list[Arrays], held_out: Arrays, tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    result = anybit.fit(mlp, clients, held_out, path=tmp_path / "run", **FAST)  # type: ignore[arg-type]
+    run = anybit.Run.load(tmp_path / "run", model=mlp)
+    monkeypatch.setattr(anybit.Run, "task", lambda self: result.task)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("anybit.folder.write_json", full)
+    shown: list[str] = []
+    with pytest.raises(RunError, match=r"evaluation\.json cannot be written .*: mend the disk, then do it again$"):
+        run.mixed(lambda scores: shown.extend(scores))
+    assert "W4A8" in shown

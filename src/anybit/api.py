@@ -58,7 +58,7 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
 
     clients: one (inputs, targets) pair per client · test: the pair the server model is evaluated on · variant: how
     clients train, `mqat()` if not given · path: a folder to keep the run in; with `resume` an interrupted run there
-    goes on. The model is not changed; the result holds the trained copy.
+    goes on, and where there is none yet, it starts. The model is not changed; the result holds the trained copy.
     """
     variant = variant or mqat()
     if not isinstance(model, nn.Module) or not isinstance(variant, Variant):
@@ -80,7 +80,9 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         "seed": seed, "weighting": weighting, "client": client, "server": server, "sites": sites, "ranges": ranges,
         "evaluation": evaluation, "engine": engine, "device": device, "compute": compute,
         "checkpoint_every": checkpoint_every}))
-    folder = RunFolder.open(Path(path)) if path is not None and resume else None
+    if resume and path is None:
+        raise ConfigError("resume=True needs path=…: the folder of the run that goes on")
+    folder = RunFolder(Path(path)) if path is not None and resume and Path(path, "config.json").exists() else None
     if folder:
         stored = read(Config, folder.config())
         kept = replace(config, engine=stored.engine, threads=stored.threads,
@@ -233,12 +235,17 @@ class Run:
             table = evaluator.table(w, learned_table(newest.state, newest.table), steps)
         return evaluator.score(w, table, [Width.parse(width) for width in widths])
 
-    def mixed(self) -> dict[str, Score]:
-        """{width: (loss, metric)} of every pair of bits of weights and activations, kept with the run's evaluation."""
+    def mixed(self, on_scores: Callable[[dict[str, Score]], None] = lambda scores: None) -> dict[str, Score]:
+        """{width: (loss, metric)} of every pair of bits of weights and activations, kept with the run's evaluation.
+
+        on_scores: gets them before they are written, which a disk may refuse.
+        """
         training, w = self._trained()
         found = training.evaluator.mixed(w, self.steps().to(training.device))
+        scores = {width: Score(**score) for width, score in found.items()}
+        on_scores(scores)
         self.folder.save_evaluation({**self.evaluation, "mixed": found})
-        return {width: Score(**score) for width, score in found.items()}
+        return scores
 
     def _trained(self) -> tuple[Training, dict[str, Tensor]]:
         training = Training(self.task(), self.config)

@@ -120,8 +120,8 @@ class RunFolder:
             yield
         except OSError as error:
             kept = self.checkpoints()
-            with writing(self.file(name), f"mend the disk, then continue with 'anybit resume {self.path}'"
-                         + (f" from {kept[-1].name}" if kept else "")):
+            again = f"continue with 'anybit resume {self.path}'" + (f" from {kept[-1].name}" if kept else "")
+            with writing(self.file(name), f"mend the disk, then {'do it again' if self.whole else again}"):
                 raise error
 
     def append(self, log: str, entry: Mapping[str, Any]) -> None:

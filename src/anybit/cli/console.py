@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from anybit.errors import printable
@@ -38,17 +39,17 @@ def print_json(value: Any) -> None:
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], bold: Sequence[Sequence[bool]] | None = None,
                 title: str | None = None) -> None:
-    """A table: first column left, the others right; cells marked in `bold` stand out."""
+    """A table, its numbers to the right; cells marked in `bold` stand out. Nothing is cut: a narrow terminal wraps."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for i, name in enumerate(columns):
-        table.add_column(name, justify="right" if i else "left", no_wrap=True)
+        number = i and all(not row[i] or row[i][0] in "0123456789+-−–" for row in rows)
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for r, row in enumerate(rows):
         marks = bold[r] if bold else [False] * len(row)
         table.add_row(*[Text(printable(cell), style="bold green" if mark else "")
                         for cell, mark in zip(row, marks, strict=True)])
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, 200))
+    needed = sum(max(cell_len(cell) for cell in cells) + 2 for cells in zip(columns, *rows, strict=True))
+    console = Console(width=max(Console().width, needed))
     console.print(table)
 
 
@@ -82,7 +83,7 @@ class Reporter:
         if self.bar is None:
             self.bar = Bar(TextColumn("round"), MofNCompleteColumn(), BarColumn(20), _Speed(), TextColumn("ETA"),
                            TimeRemainingColumn(compact=True), TextColumn("loss {task.fields[loss]:.3f}"),
-                           TextColumn("{task.fields[accuracy]}"), console=Console(stderr=True),
+                           TextColumn("{task.fields[accuracy]}", table_column=Column()), console=Console(stderr=True),
                            redirect_stdout=False, redirect_stderr=False)
             self.bar.start()
             self.bar.add_task("", total=progress.rounds, completed=progress.round - 1, loss=progress.loss, accuracy="")

@@ -12,6 +12,7 @@ from anybit.cli.training import RunPath
 
 if TYPE_CHECKING:
     from anybit.api import Run
+    from anybit.evaluation import Score
     from anybit.report.paper import Comparison
 
 
@@ -51,12 +52,15 @@ def _print_mixed(run: Run, json: bool) -> None:
     """Weights down, activations across."""
     from anybit.quant.grid import Width
 
-    scores, bits = run.mixed(), run.config.evaluation.bits
-    if json:
-        print_json({name: score._asdict() for name, score in scores.items()})
-    else:
-        print_table([run.evaluation["metric"], *(f"A{a}" for a in bits)],
-                    [[f"W{w}", *(f"{scores[str(Width(w, a))].metric:.2f}" for a in bits)] for w in bits])
+    def show(scores: dict[str, Score]) -> None:
+        if json:
+            print_json({name: score._asdict() for name, score in scores.items()})
+        else:
+            print_table([run.evaluation["metric"], *(f"A{a}" for a in bits)],
+                        [[f"W{w}", *(f"{scores[str(Width(w, a))].metric:.2f}" for a in bits)] for w in bits])
+
+    bits = run.config.evaluation.bits
+    run.mixed(show)
 
 
 def report(paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
