@@ -33,6 +33,8 @@ OWN = ["--import", "tiny_models"]
     (["run", "quickstart/mqat", "device=cuda"], "device = 'cuda' cannot be used here"),
     (["run", "paper/cifar10-lenet5/mqat"], "anybit data prepare cifar10"),
     (["resume", "nowhere"], "nowhere does not exist"),
+    (["run", "quickstart/mqat", "cohort=100", "--dry-run"], "cohort = 100, but there are only 20 clients"),
+    (["run", "quickstart/mqat", "model.in_channels=3", "--dry-run"], "the model does not take inputs of shape (1, 1, 8, 8)"),
     (["eval", "."], ". is not a run: it has no config.json"),
     (["report", "nowhere"], "nowhere"),
     (["run", "quickstart/mqat", "rounds"], "override 'rounds': write key=value"),

@@ -42,7 +42,9 @@ def run(recipe: Recipe, overrides: Overrides = None,
     config = from_recipe(recipe, overrides or [])
     task = build_task(config, imports or [])
     if dry_run:
-        print_json({"config": plain(settled(config, imports or [])), "cost": _cost(config, task)})
+        config = settled(config, imports or [])
+        Training(task, config).engine.close()  # whatever can be known to be wrong is said now
+        print_json({"config": plain(config), "cost": _cost(config, task)})
         return
     reporter = Reporter(quiet or rank() > 0)
     config = settled(calibrated(config, task, reporter.message), imports or [])
