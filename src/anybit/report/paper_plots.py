@@ -51,7 +51,7 @@ def _table(table: ComparedTable) -> Plot:
     if compared:
         kinds.append((_DASHED, "paper"))
     if any(cell.depends_on_steps for cell in cells):
-        kinds.append((":", "ours, steps re-estimated (mse)"))
+        kinds.append((":", "ours, steps re-estimated"))
     legend(fig, [Line2D([], [], color=QUIET, linestyle=style) for style, _ in kinds], [name for _, name in kinds])
     return Plot(f"paper-{table.key}", f"{table.title}: ours" + (" and the paper's" if compared else ""),
                 "Accuracy at each bit-width. Bars: standard deviation over seeds.", fig, wide=True)
