@@ -259,6 +259,8 @@ class RunFolder:
             return checked_evaluation(read_json(self.file("evaluation.json")), self.file("evaluation.json"))
 
     def steps(self) -> Any:
+        if not self.file("steps.json").exists():
+            raise RunError(f"{self.path} has no steps yet: finish it with 'anybit resume {self.path}'")
         with self._again("steps.json"):
             return read_json(self.file("steps.json"))
 

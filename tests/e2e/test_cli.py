@@ -103,9 +103,14 @@ def test_a_polite_stop_saves_and_resumes(anybit: Anybit, home: Path, number: sig
     damaged = anybit("report", "run")
     assert "delete it, and 'anybit resume run' makes it anew from round-000400.safetensors" in damaged.stderr
     (home / "run/model.safetensors").unlink()
+    steps = (home / "run/steps.json").read_bytes()
+    (home / "run/steps.json").unlink()
     mended = anybit("resume", "run", "--import", "tiny_models", "--quiet")
     assert mended.returncode == 0, mended.stderr
     assert (home / "run/model.safetensors").read_bytes() == model
+    assert (home / "run/steps.json").read_bytes() == steps
+    (home / "run/steps.json").write_bytes(steps[:-9])
+    assert "delete it, and 'anybit resume run' makes it anew" in anybit("report", "run").stderr
 
 
 def test_a_folder_in_use_is_locked(anybit: Anybit, home: Path) -> None:

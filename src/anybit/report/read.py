@@ -163,16 +163,19 @@ def _read(path: Path, name: str) -> RunRecord:
 
 
 def _table(folder: RunFolder, name: str) -> dict[str, Any]:
-    content = read_json(folder.file(name))
+    return _as_table(read_json(folder.file(name)), folder.file(name))
+
+
+def _as_table(content: Any, path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
-        raise RunError(f"{folder.file(name)} is not a config: it must be a table")
+        raise RunError(f"{path} is not a config: it must be a table")
     return content
 
 
 def _weights(folder: RunFolder) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
     """(weights, step table): the result of the run, or its newest checkpoint."""
     if folder.finished:
-        return folder.model(), _table(folder, "steps.json")
+        return folder.model(), _as_table(folder.steps(), folder.file("steps.json"))
     checkpoints = folder.checkpoints()
     if not checkpoints:
         return {}, {}
