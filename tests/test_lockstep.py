@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from anybit.config import ClientOptions, Component, Config
+from anybit.config import ClientOptions, Component, Config, EvaluationOptions
 from anybit.data.examples import Data, Examples
 from anybit.errors import Diverged, Interrupted
 from anybit.federated.server import ServerOptions
@@ -27,7 +27,7 @@ SIZES = [3, 9, 4, 8, 6]
 
 
 def training(variant: Variant, seed: int, rounds: int = 3, scale: float = 1.0, folder: RunFolder | None = None,
-             server: ServerOptions = ServerOptions(), sizes: Sequence[int] = SIZES) -> Training:
+             server: ServerOptions = ServerOptions(), sizes: Sequence[int] = SIZES, every: int = 100) -> Training:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)).double()
     draw = np.random.default_rng(0)
@@ -36,7 +36,7 @@ def training(variant: Variant, seed: int, rounds: int = 3, scale: float = 1.0, f
                         torch.from_numpy(draw.integers(3, size=total)))
     order = np.random.default_rng(seed).permutation(total)
     config = Config(cohort=3, seed=seed, rounds=rounds, engine="stacked", checkpoint_every=2,
-                    client=ClientOptions(lr=0.1, batch_size=4), server=server)
+                    client=ClientOptions(lr=0.1, batch_size=4), server=server, evaluation=EvaluationOptions(every=every))
     run = Training(Task(model, variant, Data(examples, examples), np.split(order, np.cumsum(sizes)[:-1])), config)
     run.begin(folder, resume=folder is not None)
     return run

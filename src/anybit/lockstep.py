@@ -6,6 +6,7 @@ come from compute the same operations on other numbers. One program for all keep
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from torch import Tensor
 from anybit.build import MODELS
 from anybit.config import Component, Config
 from anybit.engines import Stacked
+from anybit.engines.base import Program
 from anybit.federated.algorithm import ClientStep, State, Tensors, client_update, server_update
 from anybit.federated.cohort import Cohort, join
 from anybit.federated.robust import combiner
@@ -92,7 +94,9 @@ class Runs:
         assert isinstance(lead.engine, Stacked)
         self.state = State(_stack([t.state.w for t in self.trainings]), _stack([t.state.optimizer for t in self.trainings]))
         self.steps = _stack([{**t.table.steps, **_strengths(t, lead)} for t in self.trainings])
-        self.program = lead.engine.prepare(_round(lead, lead.client_step()))
+        self.program = Program(functools.partial(lead.engine.prepare, _round(lead, lead.client_step())))
+        for training in self.trainings:
+            training.release = self.program.release
         self.shares: list[State] = []
         self.lay_out(0)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from anybit.config import Config
 from anybit.data.examples import check_labels, check_split
+from anybit.engines.base import Program
 from anybit.engines.ranks import own_device
 from anybit.errors import ConfigError, Diverged, EngineError, Interrupted, ModelError, RunError
 from anybit.evaluation import Evaluator, calibration_images
@@ -66,6 +67,7 @@ class Training:
         self.server = server(config.server)
         self.metrics: list[dict[str, Any]] = []
         self.times_kept = True
+        self.release: Callable[[], None] = torch.cuda.empty_cache  # of whatever program trains this
         self._check()
         images = calibration_images(self.data, config.ranges.calibration_images, config.seed)
         self.evaluator = Evaluator(self.model, task.variant, config.sites, config.ranges, config.evaluation, self.data,
@@ -160,20 +162,32 @@ class Training:
 
     def _train(self) -> Trained:
         client_step = self.client_step()
-        program, cohort = self.engine.prepare(self._round(client_step)), self.cohort(self.round)
+        program, cohort = Program(functools.partial(self.engine.prepare, self._round(client_step))), self.cohort(self.round)
+        self.release = program.release
         while not self.ended:
             started = time.perf_counter()
             try:
                 state, losses = program(self.state, (self.table.steps, cohort, self.weighting(cohort)))
             except torch.OutOfMemoryError:
                 self.watch.on_message(self.engine.shrink(len(cohort.clients)))
-                program = self.engine.prepare(self._round(client_step))
+                program.release()
                 continue
             # Laid out while the device is still busy with this round.
             upcoming = self.cohort(self.round + 1)
             self.advance(state, losses, cohort, started)
             cohort = upcoming
+        program.release()
         return self.finish()
+
+    def _evaluated(self, state: State) -> dict[str, Any]:
+        """A cohort may fill the device to the brim: an evaluation that does not fit beside it is made in its place."""
+        w, table = weights(state), learned_table(state, self.table)
+        try:
+            return self.evaluator.own(w, table)
+        except torch.OutOfMemoryError:
+            pass  # and out of this block, which holds on to what was allocated before the error
+        self.release()
+        return self.evaluator.own(w, table)
 
     @property
     def ended(self) -> bool:
@@ -191,7 +205,7 @@ class Training:
         if kept or self.watch.stop or self.round % self.config.evaluation.every == 0:
             self._check_finite(state)
         if self.engine.leads and (self.ended or self.round % self.config.evaluation.every == 0):
-            evaluation = self.evaluator.own(weights(state), learned_table(state, self.table))
+            evaluation = self._evaluated(state)
         self._log({"round": self.round, "loss": loss, **({"evaluation": evaluation} if evaluation else {})})
         seconds = (time.perf_counter() - started) / runs
         self._log_time(seconds)

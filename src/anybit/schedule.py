@@ -85,14 +85,11 @@ def _side_by_side(trainings: Sequence[Training]) -> Iterator[Outcome]:
             yield training, error
     try:
         yield from train_side_by_side(begun)
-    except torch.OutOfMemoryError as error:
-        if len(begun) == 1:
-            yield begun[0], error
-            return
-        torch.cuda.empty_cache()
+    except torch.OutOfMemoryError:
+        begun[0].release()
         half = len(begun) // 2
-        yield from _side_by_side(begun[:half])
-        yield from _side_by_side(begun[half:])
+        for part in (begun[:half], begun[half:]):
+            yield from _side_by_side(part) if len(part) > 1 else [(part[0], _alone(part[0]))]
 
 
 def train_sweep(sweep: SweepFolder, watch: SweepWatch, trusted: Collection[str] = ()) -> dict[str, str]:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anybit.errors import EngineError
+
 Tensors = Mapping[str, Tensor]
 Part = tuple[slice | Tensor, dict[str, Tensor], Tensor]
 """Some clients of a cohort after their local training: (which, deltas with the client first, losses (client, step))."""
@@ -37,7 +39,7 @@ class Engine:
 
     def shrink(self, clients: int) -> str:
         """Compute fewer of the clients at once, because they did not fit into memory, and say so."""
-        raise MemoryError("one client alone does not fit into memory: lower client.batch_size, or use device=cpu")
+        raise EngineError("one client alone does not fit into memory: lower client.batch_size, or use device=cpu")
 
     def combine(self, total: Mapping[str, Tensor], losses: Sequence[Tensor], w: Tensors,
                 cohort: Any) -> tuple[dict[str, Tensor], Tensor]:
@@ -50,6 +52,22 @@ class Engine:
 
     def close(self) -> None:
         """End whatever the engine started."""
+
+
+class Program:
+    """A round as an engine prepared it. It gives its memory back when something else needs it, and is prepared again."""
+
+    def __init__(self, prepare: Callable[[], Callable[..., Any]]) -> None:
+        self.prepare = prepare
+        self.prepared: Callable[..., Any] | None = None
+
+    def __call__(self, state: Any, inputs: Any) -> Any:
+        self.prepared = self.prepared or self.prepare()
+        return self.prepared(state, inputs)
+
+    def release(self) -> None:
+        self.prepared = None
+        torch.cuda.empty_cache()
 
 
 def alone(client_step: Callable[..., Any]) -> Callable[..., Any]:

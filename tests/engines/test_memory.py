@@ -1,0 +1,140 @@
+"""What does not fit into memory is computed in smaller pieces, with the same result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from anybit.engines import Stacked
+from anybit.engines.base import Program
+from anybit.errors import EngineError
+from anybit.evaluation import Evaluator
+from anybit.folder import RunFolder
+from anybit.run import Training
+from anybit.schedule import train_group
+from anybit.schema import plain
+from anybit.task import Trained
+from anybit.variants import Variant, mqat, qat
+from tests.test_lockstep import training
+
+
+@pytest.fixture
+def at_most(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A device on which no more than so many clients fit."""
+    stacked = Stacked.stacked
+
+    def limit(clients: int) -> None:
+        def limited(self: Stacked, update: Any, step: Any, w: dict[str, Tensor], steps: Any, cohort: Any) -> Any:
+            if len(next(iter(w.values()))) > clients:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return stacked(self, update, step, w, steps, cohort)
+        monkeypatch.setattr(Stacked, "stacked", limited)
+    return limit
+
+
+def kept(variant: Variant, home: Path, seed: int) -> Training:
+    """With a folder, as the runs of a sweep have one."""
+    config = plain(training(variant, seed, every=2).config)
+    return training(variant, seed, folder=RunFolder.create(home / str(seed), config, {}), every=2)
+
+
+def same(one: Trained, other: Trained) -> bool:
+    return all(torch.allclose(w, other.w[name], atol=1e-9) for name, w in one.w.items()) \
+        and [e["round"] for e in one.metrics] == [e["round"] for e in other.metrics] == [1, 2, 3]
+
+
+def test_a_cohort_is_halved_until_it_fits(at_most: Callable[[int], None]) -> None:
+    expected, run, said = training(mqat(), 1).train(), training(mqat(), 1), list[str]()
+    run.watch.on_message = said.append
+    at_most(1)
+    assert same(run.train(), expected)
+    assert said[:2] == ["3 clients do not fit into the GPU's memory: computing 2 at a time",
+                        "3 clients do not fit into the GPU's memory: computing 1 at a time"]
+
+
+def test_one_client_that_does_not_fit_ends_the_run(at_most: Callable[[int], None]) -> None:
+    at_most(0)
+    with pytest.raises(EngineError, match=r"one client alone does not fit .*: lower client\.batch_size, or use device=cpu"):
+        training(mqat(), 1).train()
+
+
+@pytest.mark.parametrize("clients", [6, 2], ids=["two runs of three clients", "two of one run's three"])
+def test_runs_side_by_side_are_halved_until_they_fit(clients: int, at_most: Callable[[int], None], tmp_path: Path) -> None:
+    variants = [mqat(), qat(4), qat(2)]
+    expected = [training(variant, i).train() for i, variant in enumerate(variants)]
+    together = [kept(variant, tmp_path, i) for i, variant in enumerate(variants)]
+    at_most(clients)
+    outcomes = dict(train_group(together))
+    for run, alone in zip(together, expected, strict=True):
+        ended = outcomes[run]
+        assert isinstance(ended, Trained), ended
+        assert same(ended, alone)
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+def test_an_evaluation_gets_the_memory_of_the_round(runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the way and at the end: it does not fit while a round is prepared, and the next round is prepared again."""
+    expected = [training(mqat(), seed, every=2).train() for seed in range(runs)]
+    together = [kept(mqat(), tmp_path, seed) for seed in range(runs)]
+    prepared = list[str]()
+    prepare, own = Stacked.prepare, Evaluator.own
+
+    def counted(self: Stacked, round: Callable[..., Any]) -> Callable[..., Any]:
+        prepared.append("round")
+        return prepare(self, round)
+
+    def cramped(self: Evaluator, *given: Any) -> Any:
+        program = program_of(next(run for run in together if run.evaluator is self))
+        if program.prepared is not None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        prepared.append("evaluation")
+        return own(self, *given)
+
+    monkeypatch.setattr(Stacked, "prepare", counted)
+    monkeypatch.setattr(Evaluator, "own", cramped)
+    outcomes = dict(train_group(together))
+    assert prepared == ["round", *["evaluation"] * runs, "round", *["evaluation"] * runs]
+    for run, alone in zip(together, expected, strict=True):
+        ended = outcomes[run]
+        assert isinstance(ended, Trained), ended
+        assert same(ended, alone)
+        assert [e.get("evaluation") for e in ended.metrics] == [e.get("evaluation") for e in alone.metrics]
+        assert program_of(run).prepared is None, "the last evaluation has the device for itself"
+
+
+def program_of(run: Training) -> Program:
+    program = getattr(run.release, "__self__", None)
+    assert isinstance(program, Program)
+    return program
+
+
+def test_test_images_are_halved_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = training(mqat(), 1).train()
+    outputs, sizes = Evaluator._outputs, list[int]()
+
+    def limited(self: Evaluator, widths: Any) -> Callable[..., Tensor]:
+        answer = outputs(self, widths)
+
+        def some(w: Any, steps: Any, x: Tensor) -> Tensor:
+            if len(x) > 4:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            sizes.append(len(x))
+            return answer(w, steps, x)
+        return some
+
+    monkeypatch.setattr(Evaluator, "_outputs", limited)
+    ended = training(mqat(), 1).train()
+    assert max(sizes) == 4
+    for site, scores in expected.evaluation["grid"].items():
+        assert dict(flat(ended.evaluation["grid"][site])) == pytest.approx(dict(flat(scores)), abs=1e-9)
+
+
+def flat(tree: Any, path: str = "") -> list[tuple[str, float]]:
+    if isinstance(tree, dict):
+        return [leaf for name, inner in tree.items() for leaf in flat(inner, f"{path}/{name}")]
+    return [(path, tree)] if isinstance(tree, float) else []
