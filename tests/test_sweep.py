@@ -359,6 +359,27 @@ def test_results_come_home_in_one_file(trained: SweepFolder) -> None:
     assert float(rows[-1]["metric"]) == list(result.evaluation["grid"].values())[-1]["W2"]["metric"]
 
 
+def test_a_csv_has_a_column_for_every_setting_that_differs(trained: SweepFolder) -> None:
+    """After what says which line it is and before the figures; what is the same everywhere is left out."""
+    runs = plan(["quickstart/mqat"], TINY, [1], ["client.lr=0.05,0.1", "variant.bits=[2],[2, 32]", "model.hidden=8"])
+    varied = SweepFolder.begin(Path("varied"), runs)
+    assert train_sweep(varied, SweepWatch(), TRUSTED) == {}
+    write_results(read_results([varied.path]).results, Path("varied.csv"))
+    head, *lines = csv.reader(Path("varied.csv").read_text().splitlines())
+    assert head == ["run", "data", "model", "variant", "seed", "rounds", "steps", "own", "width", "variant.bits",
+                    "client.lr", "loss", "metric", "seconds", "device"]
+    assert {(line[0], *line[9:11]) for line in lines} == {
+        ("mqat-lr-0.05-bits-2-hidden-8-seed1", "[2]", "0.05"), ("mqat-lr-0.1-bits-2-hidden-8-seed1", "[2]", "0.1"),
+        ("mqat-lr-0.05-bits-2-32-hidden-8-seed1", "[2, 32]", "0.05"),
+        ("mqat-lr-0.1-bits-2-32-hidden-8-seed1", "[2, 32]", "0.1")}
+    same, clipped = read_results([trained.path]).results[2:]
+    write_results([same, replace(clipped, config={**clipped.config, "loss": "mine:loss", "client": {
+        **clipped.config["client"], "clip": 0.5}})], Path("clip.csv"))
+    rows = list(csv.DictReader(Path("clip.csv").read_text().splitlines()))
+    assert {(row["seed"], row["client.clip"]) for row in rows} == {("1", ""), ("2", "0.5")}
+    assert len(rows[0]) == 14, "seed and loss are columns already"
+
+
 def test_unfinished_runs_are_named(trained: SweepFolder) -> None:
     (trained.path / "mqat-seed1/evaluation.json").unlink()
     found = read_results([trained.path, trained.path / "fedavg-seed1"])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import signal
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +20,7 @@ from anybit.calibration import calibrated
 from anybit.config import ClientOptions, Component, ComputeOptions, Config, EngineName, EvaluationOptions, RangeOptions
 from anybit.data.examples import Data, Examples, Pipeline, as_examples
 from anybit.environment import environment
-from anybit.errors import ConfigError, DataError, ModelError, RunError
+from anybit.errors import ConfigError, DataError, Interrupted, ModelError, RunError
 from anybit.evaluation import Evaluator, Score
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
@@ -30,6 +33,7 @@ from anybit.quant.ranges import StepTable
 from anybit.quant.sites import Kind, SiteOptions, step_shapes
 from anybit.run import Training
 from anybit.schema import plain, read
+from anybit.stopping import stoppable
 from anybit.task import Progress, Task, Trained, Watch
 from anybit.variants import Steps, Variant, baseline, mqat
 
@@ -58,7 +62,8 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
 
     clients: one (inputs, targets) pair per client · test: the pair the server model is evaluated on · variant: how
     clients train, `mqat()` if not given · path: a folder to keep the run in; with `resume` an interrupted run there
-    goes on, and where there is none yet, it starts. The model is not changed; the result holds the trained copy.
+    goes on, and where there is none yet, it starts; Ctrl-C ends such a run after its round, with a checkpoint. The model
+    is not changed; the result holds the trained copy.
     """
     variant = variant or mqat()
     if not isinstance(model, nn.Module) or not isinstance(variant, Variant):
@@ -98,8 +103,13 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         folder = Follower(Path(path))
     elif folder is None:
         folder = RunFolder.create(Path(path), plain(training.config), environment(), split)
-    with folder.locked():
-        return _fitted(training, training.train(folder, resume))
+    interrupts = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []
+    with folder.locked(), stoppable(training.watch, functools.partial(print, file=sys.stderr), interrupts):
+        try:
+            return _fitted(training, training.train(folder, resume))
+        except Interrupted:
+            raise KeyboardInterrupt(f"stopped after round {training.round} of {rounds}; fit(…, path={str(path)!r}, "
+                                    "resume=True) goes on from there") from None
 
 
 def _pair(arrays: Any, what: str) -> Arrays:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,11 +32,29 @@ def cores() -> int:
 
 def environment() -> dict[str, Any]:
     """Versions of what computes, and the machine's kind."""
-    return {"anybit": version("anybit") or "from its sources", "python": platform.python_version(),
+    return {"anybit": version("anybit") or "from its sources", "commit": commit(), "python": platform.python_version(),
             "torch": torch.__version__, "numpy": np.__version__, "system": platform.system(),
             "machine": platform.machine(), "cpu": _cpu_name(), "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}
+
+
+@functools.cache
+def commit() -> str | None:
+    """The commit of anybit's own checkout; none if it is installed without one. Asked once: the code that runs stays the
+    one that was loaded."""
+    here = Path(__file__)
+    try:
+        # Only if this file is tracked: a virtual environment may lie inside somebody else's checkout.
+        _git(here.parent, "ls-files", "--error-unmatch", here.name)
+        return _git(here.parent, "rev-parse", "--short", "HEAD")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
 
 
 def _cpu_name() -> str:

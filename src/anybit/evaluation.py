@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from anybit.config import EvaluationOptions, RangeOptions
 from anybit.data.examples import Data
+from anybit.engines.base import Engine
 from anybit.engines.capture import Replayed
 from anybit.errors import ConfigError
 from anybit.kernels import use_kernels
@@ -58,6 +59,10 @@ class Evaluator:
     """Whether evaluations on the way compute in bfloat16, as the training does; the grid at the end never does."""
     activation_steps: Callable[[Tensors, ActivationRule], StepTable] | None = None
     """Who finds activation steps; none: they are measured here, on `images`."""
+    channels_last: bool = False
+    """Whether a CPU computes with the channel last in memory."""
+    engine: Engine = Engine()
+    """Who computes the scores at the widths, where they are computed one by one."""
 
     def start_table(self, w: Tensors) -> StepTable:
         """The steps fixed at the start of the training, of all weights and activations."""
@@ -98,9 +103,17 @@ class Evaluator:
         """Loss and metric at every width: on a GPU all widths in one pass over the test set, on a CPU one by one."""
         device = self.data.test.x.device.type
         with torch.autocast(device, torch.bfloat16, enabled=on_the_way and self.bf16):
-            if device != "cuda":
-                return {str(width): self._pass(w, table, [width], on_the_way)[0] for width in widths}
-            return dict(zip(map(str, widths), self._pass(w, table, widths, on_the_way), strict=True))
+            if device == "cuda":
+                return dict(zip(map(str, widths), self._pass(w, table, widths, on_the_way), strict=True))
+            for width in widths:
+                self._rounded([width])  # here, where it is remembered, and not in a process of the engine's
+            laid = {name: self._laid(value) for name, value in w.items()}
+            scores = self.engine.each(lambda width: self._pass(laid, table, [width], on_the_way)[0], widths)
+            return {str(width): Score(*score) for width, score in zip(widths, scores, strict=True)}
+
+    def _laid(self, images_or_weights: Tensor) -> Tensor:
+        last = self.channels_last and images_or_weights.ndim == 4
+        return images_or_weights.contiguous(memory_format=torch.channels_last) if last else images_or_weights
 
     def _rounded(self, widths: Sequence[Width]) -> nn.Module:
         """The model with those sites rounded that some of the widths rounds."""
@@ -129,7 +142,7 @@ class Evaluator:
         while start < len(test):
             part = slice(start, start + size)
             try:
-                stacked = outputs(dict(w), dict(table.steps), self.data.pipeline(test.x[part]))
+                stacked = outputs(dict(w), dict(table.steps), self._laid(self.data.pipeline(test.x[part])))
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
@@ -168,7 +181,7 @@ class Evaluator:
 
     @property
     def batch_size(self) -> int:
-        return self.options.batch_size or (2500 if self.data.test.x.device.type == "cuda" else 500)
+        return self.options.batch_size or (2500 if self.data.test.x.device.type == "cuda" else 250)
 
     @property
     def own_steps(self) -> Steps:
@@ -194,12 +207,16 @@ class Evaluator:
             return StepTable(find(w, trained.steps))
         return StepTable(self._repeated("steps", lambda: find)(dict(w), dict(trained.steps)))
 
-    def grid(self, w: Tensors, trained: StepTable) -> dict[str, Any]:
+    def grid(self, w: Tensors, trained: StepTable,
+             done: Callable[[int, int], None] = lambda parts, of: None) -> dict[str, Any]:
         """All widths × step rules: {steps: {width: score}}, of the variant's own sites and of those asked for."""
         kinds = dict.fromkeys([self.variant.sites, *self.options.sites])
         widths = list(dict.fromkeys(Width.of(sites, b) for sites in kinds for b in self.options.bits))
-        return {steps: {name: s._asdict() for name, s in self.score(w, self.table(w, trained, steps), widths).items()}
-                for steps in self.grid_steps()}
+        rules, grid = self.grid_steps(), dict[str, Any]()
+        for i, steps in enumerate(rules, 1):
+            grid[steps] = {name: s._asdict() for name, s in self.score(w, self.table(w, trained, steps), widths).items()}
+            done(i, len(rules))
+        return grid
 
     def mixed(self, w: Tensors, table: StepTable) -> dict[str, Any]:
         """Every pair of bits of weights and activations, at the steps of `table`: devices multiply W4 with A8."""

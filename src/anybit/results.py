@@ -14,13 +14,20 @@ from anybit.config import Config
 from anybit.errors import ConfigError, RunError
 from anybit.files import writing
 from anybit.folder import RunFolder
+from anybit.recipes import toml_value
 from anybit.records import check_scores, checked_evaluation, checked_metrics, total_seconds
 from anybit.schema import plain, read
+from anybit.settings import compared
 from anybit.sweep import SweepFolder, is_sweep
 from anybit.tensors import read_json, write_bytes
 
 Scores = Mapping[str, Mapping[str, float]]
 """{width: {"loss": …, "metric": …}}."""
+
+_WHICH = ("run", "data", "model", "variant", "seed", "rounds", "steps", "own", "width")
+_FIGURES = ("loss", "metric", "seconds", "device")
+_TOLD = {*_WHICH, *_FIGURES, "data.name", "model.name", "variant.name", "variant.is"}
+"""Settings that are no column of their own: the CSV has one of that name, or of that content."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +134,8 @@ def _checked(entry: Mapping[str, Any], path: Path) -> Result:
 
 
 def write_results(results: Sequence[Result], out: Path) -> None:
-    """FILE.json holds everything; FILE.csv the scores, one line per run, step rule and width."""
+    """FILE.json holds everything; FILE.csv the scores, one line per run, step rule and width, with the settings that differ
+    between the runs."""
     if out.suffix == ".json":
         # One run per line: files of many runs stay small, and their differences readable.
         text = '{"runs": [\n' + ",\n".join(json.dumps(plain(r), ensure_ascii=False) for r in results) + "\n]}\n"
@@ -143,13 +151,26 @@ def write_results(results: Sequence[Result], out: Path) -> None:
 def _csv(results: Sequence[Result]) -> str:
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(("run", "data", "model", "variant", "seed", "rounds", "steps", "own", "width", "loss", "metric",
-                    "seconds", "device"))
-    for r in results:
+    varied = _varied(results)
+    lines.writerow((*_WHICH, *varied, *_FIGURES))
+    for i, r in enumerate(results):
         settings = r.settings
         what = [settings.data.name, settings.model.name]
+        here = [values[i] for values in varied.values()]
         device = r.environment.get("gpu") or r.environment.get("cpu", "")
         for steps, scores in r.evaluation["grid"].items():
             lines.writerows((r.name, *what, r.evaluation["variant"], settings.seed, settings.rounds, steps, steps == r.own,
-                             width, s["loss"], s["metric"], r.seconds, device) for width, s in scores.items())
+                             width, *here, s["loss"], s["metric"], r.seconds, device) for width, s in scores.items())
     return text.getvalue()
+
+
+def _varied(results: Sequence[Result]) -> dict[str, list[str]]:
+    """{setting: its value in each run}, only of settings that differ; empty where a run has none."""
+    settings = compared([plain(r.settings) for r in results])
+    return {key: list(map(_cell, values)) for key, values in settings.items()
+            if key not in _TOLD and any(value != values[0] for value in values)}
+
+
+def _cell(value: Any) -> str:
+    """A value as an override takes it."""
+    return value if isinstance(value, str) else "" if value is None else toml_value(value)

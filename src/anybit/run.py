@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anybit.checks import check_clients, check_model, check_ranges
 from anybit.config import Config
-from anybit.data.examples import check_labels, check_split
+from anybit.divergence import check_finite, mean_loss, what_to_lower
 from anybit.engines.base import Program
 from anybit.engines.ranks import own_device
-from anybit.errors import ConfigError, Diverged, EngineError, Interrupted, ModelError, RunError
+from anybit.errors import EngineError, Interrupted, RunError
 from anybit.evaluation import Evaluator, calibration_images
 from anybit.federated.algorithm import (
     LOG_STEP,
@@ -38,13 +39,16 @@ from anybit.folder import RunFolder, fitting
 from anybit.kernels import has_kernels, use_kernels
 from anybit.kernels.native import library, use_native
 from anybit.machine import convolution, open_engine, pick_device, set_precision, use_threads
-from anybit.objective import client_loss, cross_entropy, learned_step_scale
+from anybit.objective import client_loss, learned_step_scale
 from anybit.quant.alone import Alone
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.grid import BITS
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import prepare, quantizers, step_shapes
 from anybit.task import Progress, Task, Trained, Watch
+
+CHANNELS_LAST = ("channels-last", "native")
+"""Evaluation has no native kernels: the next best where those are chosen is the library with the channel last in memory."""
 
 
 class Training:
@@ -68,31 +72,17 @@ class Training:
         self.metrics: list[dict[str, Any]] = []
         self.times_kept = True
         self.release: Callable[[], None] = torch.cuda.empty_cache  # of whatever program trains this
-        self._check()
+        self._check_clients()
+        check_ranges(config, task.variant)
+        check_model(task, self.model, self.data, config)
         images = calibration_images(self.data, config.ranges.calibration_images, config.seed)
         self.evaluator = Evaluator(self.model, task.variant, config.sites, config.ranges, config.evaluation, self.data,
-                                   images, task.loss, task.metric, self.kernels, config.compute.precision == "bf16")
-
-    def _check(self) -> None:
-        """Everything that can be known to be wrong before the first round."""
-        self._check_clients()
-        one = self.data.pipeline(self.data.train.x[:1])
-        try:
-            activation_ranges(self.model, self.config.sites, trainable(self.model), one)
-            with torch.no_grad():
-                outputs = prepare(self.model, options=self.config.sites).eval()(one)
-        except RuntimeError as error:
-            raise ModelError(f"the model does not take inputs of shape {tuple(one.shape)} "
-                             f"({str(error).splitlines()[0]})") from error
-        if self.task.loss is cross_entropy:
-            check_labels(self.data.train, outputs.shape[1], "training data")
-            check_labels(self.data.test, outputs.shape[1], "test data")
+                                   images, task.loss, task.metric, self.kernels, config.compute.precision == "bf16",
+                                   channels_last=self.device.type == "cpu" and config.compute.convolution in CHANNELS_LAST,
+                                   engine=self.engine)
 
     def _check_clients(self) -> None:
-        split = self.task.split
-        check_split(split, len(self.data.train))
-        if self.config.cohort > len(split):
-            raise ConfigError(f"cohort = {self.config.cohort}, but there are only {len(split)} clients")
+        check_clients(self.task.split, len(self.data.train), self.config.cohort)
 
     def start(self) -> tuple[int, State, StepTable]:
         """Round 0: the initial weights, and the steps that are fixed (or learned) from now on."""
@@ -105,10 +95,7 @@ class Training:
     def _learned_sites(self) -> list[str]:
         if not self.config.ranges.learned:
             return []
-        sites = [name for name, site in sorted(quantizers(self._prepared()).items()) if site.transform is not None]
-        if not sites:
-            raise ConfigError(f"ranges.learned: variant '{self.task.variant.name}' quantizes nothing while training")
-        return sites
+        return [name for name, site in sorted(quantizers(self._prepared()).items()) if site.transform is not None]
 
     def restore(self) -> tuple[int, State, StepTable]:
         """The newest checkpoint of the folder, or round 0 if there is none yet."""
@@ -198,12 +185,12 @@ class Training:
 
         The time since `started` is that of as many runs as went through the round together.
         """
-        loss = self._mean_loss(losses, cohort)
+        loss = mean_loss(losses, cohort, self._advice)
         self.round, self.state = self.round + 1, state
         evaluation = None
         kept = self.ended or self.round % self.config.checkpoint_every == 0
         if kept or self.watch.stop or self.round % self.config.evaluation.every == 0:
-            self._check_finite(state)
+            check_finite(state, self.round, self._advice)
         if self.engine.leads and (self.ended or self.round % self.config.evaluation.every == 0):
             evaluation = self._evaluated(state)
         self._log({"round": self.round, "loss": loss, **({"evaluation": evaluation} if evaluation else {})})
@@ -266,26 +253,8 @@ class Training:
     def weighting(self, cohort: Cohort) -> Tensor:
         return client_weighting(cohort, self.config.weighting == "examples")
 
-    def _mean_loss(self, losses: Tensor, cohort: Cohort) -> float:
-        """Mean over the real steps of the cohort; a loss that is not finite ends the run by name."""
-        losses, real = losses.cpu(), cohort.rows.amax(2).cpu()
-        if not bool(torch.isfinite(losses).all()):
-            i, k = (int(n) for n in (~torch.isfinite(losses)).nonzero()[0])
-            raise Diverged(f"the loss is {float(losses[i, k])} in round {cohort.round + 1}, client {cohort.clients[i]}, "
-                           f"local step {k + 1}, width {cohort.widths[i]}: {self._advice()}")
-        return float((losses * real).sum() / real.sum())
-
-    def _check_finite(self, state: State) -> None:
-        """Whatever is kept or shown is finite: the last local step of a round can overflow after its loss was taken."""
-        for name, value in (*state.w.items(), *state.optimizer.items()):
-            if not bool(torch.isfinite(value).all()):
-                raise Diverged(f"'{name}' is no longer finite after round {self.round}: {self._advice()}")
-
     def _advice(self) -> str:
-        client = self.config.client
-        clip = "set client.clip" if client.clip is None else f"lower client.clip (now {client.clip})"
-        return f"lower client.lr (now {client.lr}) or server.lr (now {self.config.server.lr}), or {clip}, in a new run" \
-               f"{self._last_good()}"
+        return f"{what_to_lower(self.config)}{self._last_good()}"
 
     def _last_good(self) -> str:
         checkpoints = self.folder.checkpoints() if self.folder else []
@@ -305,21 +274,32 @@ class Training:
                 self.times_kept = False
                 self.watch.on_message(f"warning: no more times are kept ({error})")
 
+    def _evaluating(self, started: float) -> Callable[[int, int], None]:
+        """What is said while the full grid takes its time; it can be stopped: its checkpoint is written."""
+        def done(parts: int, of: int) -> None:
+            if self.watch.stop and self.folder and parts < of:
+                raise Interrupted(self._stopped(self.round))
+            if (seconds := time.perf_counter() - started) > 10:
+                self.watch.on_message(f"evaluated {parts} of {of} step rules in {seconds:.0f} s")
+        return done
+
     def finish(self) -> Trained:
         """The full grid. The steps that are kept are the ones the model is meant to be quantized with: its own."""
         w, table = weights(self.state), learned_table(self.state, self.table)
-        if not self.engine.leads:
+        try:
+            return self._finish(w, table) if self.engine.leads else Trained(w, table, {}, self.metrics)
+        finally:
             self.engine.agree(False, self.round)
-            return Trained(w, table, {}, self.metrics)
+
+    def _finish(self, w: dict[str, Tensor], table: StepTable) -> Trained:
         self.watch.on_message("evaluating at all widths")
         own = self.evaluator.table(w, table, self.evaluator.own_steps)
         metric = getattr(self.task.metric, "__name__", "metric")
         evaluation = {"metric": metric, "variant": self.task.variant.name, "own": self.evaluator.own_steps,
                       "sites": self.task.variant.sites, "test_examples": len(self.data.test),
-                      "grid": self.evaluator.grid(w, table)}
+                      "grid": self.evaluator.grid(w, table, self._evaluating(time.perf_counter()))}
         if self.config.evaluation.mixed:
             evaluation["mixed"] = self.evaluator.mixed(w, own)
         if self.folder:
             self.folder.save_result(w, own, evaluation)
-        self.engine.agree(False, self.round)
         return Trained(w, own, evaluation, self.metrics)

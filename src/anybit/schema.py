@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import math
 import numbers
+import re
 import reprlib
 import types
 import typing
@@ -17,6 +19,7 @@ from typing import Any
 
 from anybit.errors import AnybitError, ConfigError, did_you_mean
 
+_NUMBER = re.compile(r"[+-]?[0-9][0-9.e+-]*")
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -105,7 +108,7 @@ def _read(kind: Any, value: Any, where: str, errors: _Errors) -> Any:
         return _read_union(arguments, value, where, errors)
     if origin in (tuple, list, Sequence):
         if not isinstance(value, list | tuple):
-            return _wrong(errors, where, value, "a list")
+            return _wrong(errors, where, value, f"a list{_as_list(where, value)}")
         if origin is tuple and arguments[-1] is not Ellipsis:
             if len(value) != len(arguments):
                 return _wrong(errors, where, value, f"a list of {len(arguments)}")
@@ -169,6 +172,15 @@ def _read_fields(kind: type, value: Any, where: str, errors: _Errors) -> Any:
     except AnybitError as error:
         errors.append(f"{where}.{error}" if where else str(error))
         return value
+
+
+def _as_list(where: str, value: Any) -> str:
+    """How a list is written, for whoever wrote its items alone."""
+    if not isinstance(value, str) or "," not in value or len(value) > 60:
+        return ""
+    parts = [part.strip() for part in value.split(",") if part.strip()]
+    items = ", ".join(part if _NUMBER.fullmatch(part) else json.dumps(part, ensure_ascii=False) for part in parts)
+    return f", written '{where}=[{items}]' (in the shell with these quotes)"
 
 
 def _wrong(errors: _Errors, where: str, value: Any, wanted: str, word: str = "",

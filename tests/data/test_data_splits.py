@@ -126,7 +126,11 @@ def test_shards_share_out_uneven_classes() -> None:
 
 @pytest.mark.parametrize(("name", "arguments", "words"), [
     ("iid", {"clients": 61}, "between 1 and the 60"),
-    ("dirichlet", {"clients": 0}, "split.clients = 0"),
+    ("dirichlet", {"clients": 0}, "split.clients = 0: must be at least 1"),
+    ("dirichlet", {"examples": -1}, "split.examples = -1: must be at least 0"),
+    ("dirichlet_free", {"least": 0}, "split.least = 0: must be at least 1"),
+    ("shards", {"labels_per_client": 0}, "split.labels_per_client = 0: must be at least 1"),
+    ("by_id", {"ids": np.arange(60), "clients": -1}, "split.clients = -1: must be at least 0"),
     ("dirichlet", {"alpha": 0.0}, "split.alpha = 0.0"),
     ("dirichlet_free", {"clients": 10, "least": 7}, "split.clients = 70 of at least 7"),
     ("pachinko", {"coarse": None, "clients": 5}, "needs coarse labels"),

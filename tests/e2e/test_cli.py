@@ -130,6 +130,16 @@ def test_dry_run_prints_config_and_cost_and_leaves_nothing(anybit: Anybit, home:
     assert not (home / "runs").exists()
 
 
+def test_what_an_override_leaves_behind_is_said(anybit: Anybit, home: Path) -> None:
+    shown = anybit("show", "quickstart/mqat", "split.name=iid")
+    assert json.loads(shown.stdout)["split"]["name"] == "iid"
+    for said in (shown, anybit("run", "quickstart/mqat", "split.name=iid", "--dry-run"),
+                 anybit("sweep", "quickstart", "split.name=iid", "--dry-run")):
+        assert said.returncode == 0
+        assert said.stderr.count("note: split.name=iid starts from the settings of 'iid'; not kept") == 1
+    assert anybit("run", "quickstart/mqat", "split.name=iid", "--dry-run", "--quiet").stderr == ""
+
+
 def test_recipes_are_listed_shown_and_copied(anybit: Anybit, home: Path) -> None:
     names = anybit("ls").stdout.split()
     assert "quickstart/mqat" in names

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
+import re
+import shlex
+import shutil
 import signal
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from torch import nn
 
+from anybit.build import build_model
 from anybit.cli.main import run
 from anybit.cli.progress import SweepReporter
+from anybit.config import Config
 from anybit.errors import AnybitError, RunsFailed
 from anybit.sweep import SweepFolder, plan
 from anybit.task import Progress
@@ -113,6 +121,72 @@ def test_dry_run_lists_and_leaves_nothing(home: Path, capsys: pytest.CaptureFixt
     assert run(["sweep", "paper/cifar10-lenet5", "--dry-run"]) == 0
     assert "qat4-seed1" in capsys.readouterr().out
     assert not (home / "runs").exists()
+
+
+@pytest.mark.parametrize("settings", [
+    "split.name=dirichet", "split.alph=1", "split.alpha=-1", "split.clients=0", "split.examples=-1", "split.seed=3",
+    "split.name=shards split.labels_per_client=0", "split.name=by_id split.clients=-1",
+    "split.name=dirichlet_free split.least=0", "cohort=21", "split.name=tiny_models:empty_client split.clints=2",
+    "model.name=resnet21", "model.grops=3", "model.groups=3", "model.init=hee", "model.name=other:tiny",
+    "model.name=tiny_models:Normed", 'sites.full_precision=["nowhere"]',
+    "variant.name=mqta", "variant.bits=[2,9]", "variant.bits=[32]", "variant.sites=X",
+    "variant.name=baseline ranges.learned=true",
+    "data.name=cifar11", "data.x=1", "data.name=images", "data.name=cifar10 data.crop=-1",
+    "data.name=cifar10 data.evaluate=holdout", "data.name=cifar10 data.holdout=-1", "data.name=femnist data.writers=-1",
+    "loss=crossentropy", "metric=acc", "device=nowhere", "compute.convolution=native engine=sequential"])
+def test_a_dry_run_refuses_what_the_run_would(home: Path, monkeypatch: pytest.MonkeyPatch, settings: str) -> None:
+    monkeypatch.setenv("ANYBIT_DATA", str(home / "no-data"))
+    monkeypatch.setattr("anybit.kernels.native.compiled.COMPILERS", ())
+    monkeypatch.setenv("CXX", "")
+    said = []
+    for verb in (["run", "--quiet", "--path", "run"], ["sweep", "--dry-run", "--seeds", "1,2"]):
+        with pytest.raises(AnybitError) as caught:
+            run([verb[0], "quickstart/mqat", *settings.split(), *verb[1:], *OWN])
+        assert caught.value.exit_code == 2
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert not (home / "runs").exists()
+
+
+def test_a_dry_run_looks_once_at_what_runs_share_and_at_no_finished_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def build(config: Config, trusted: Collection[str]) -> nn.Module:
+        built.append(config.model)
+        return build_model(config, trusted)
+
+    monkeypatch.setattr("anybit.preflight.build_model", build)
+    assert run(["sweep", "quickstart", "--seeds", "1,2", "--vary", "model.groups=2,4", "--dry-run"]) == 0
+    assert [model.arguments["groups"] for model in built] == [2, 4]
+    assert run(["sweep", "quickstart/mqat", *SHORT, "--path", "sweep", "--quiet"]) == 0
+    assert run(["sweep", "sweep", "--dry-run"]) == 0
+    (home / "sweep/mqat-seed1/evaluation.json").unlink()
+    with pytest.raises(AnybitError, match="allow it with --import tiny_models"):
+        run(["sweep", "sweep", "--dry-run"])
+
+
+def test_every_command_of_a_report_works_in_its_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs lie elsewhere, and the report was made from a third place."""
+    settings = [*SHORT, "engine=sequential", "--quiet"]
+    assert run(["run", "quickstart/mqat", *settings, "--path", "away/a"]) == 0
+    assert run(["sweep", "quickstart", *settings, "--path", "sweep"]) == 0
+    shutil.copytree("away/a", "cut")
+    for unfinished in ("cut", "sweep/mqat-seed1"):
+        Path(unfinished, "evaluation.json").unlink()
+    (home / "third").mkdir()
+    monkeypatch.chdir("third")
+    assert run(["report", "../away/a", str(home / "cut"), "../sweep", "--out", "page"]) == 0
+    said = re.search(r"<pre>(.*?)</pre>", Path("page/index.html").read_text(), re.S)
+    assert said is not None
+    Path("page/index.html").unlink()
+    monkeypatch.chdir("page")
+    for line in html.unescape(said[1]).splitlines():
+        assert run(shlex.split(line)[1:]) == 0, line
+    assert Path("index.html").exists()
+    again = {path.name.rsplit("-", 2)[0]: path for path in Path("runs").iterdir()}
+    assert set(again) == {"a", "cut", "fedavg-seed1", "mqat-seed1"}
+    for name, path in {"a": "away/a", "cut": "cut", "mqat-seed1": "sweep/mqat-seed1"}.items():
+        assert (again[name] / "evaluation.json").read_bytes() == (home / path / "evaluation.json").read_bytes()
 
 
 def test_a_live_table_fits_the_terminal_and_shows_what_runs(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,18 @@ def test_an_evaluation_gets_the_memory_of_the_round(runs: int, tmp_path: Path, m
         assert isinstance(ended, Trained), ended
         assert same(ended, alone)
         assert [e.get("evaluation") for e in ended.metrics] == [e.get("evaluation") for e in alone.metrics]
-        assert program_of(run).prepared is None, "the last evaluation has the device for itself"
+
+
+def test_the_last_evaluation_has_the_device_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, grid, free = training(mqat(), 1), Evaluator.grid, list[bool]()
+
+    def watched(self: Evaluator, *given: Any) -> Any:
+        free.append(program_of(run).prepared is None)
+        return grid(self, *given)
+
+    monkeypatch.setattr(Evaluator, "grid", watched)
+    run.train()
+    assert free == [True]
 
 
 def program_of(run: Training) -> Program:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from anybit.environment import environment
 from anybit.errors import AnybitError
 from tests.export.conftest import TRUSTED, run
 
@@ -48,6 +49,22 @@ def test_a_fleet_gets_one_artifact_per_class(run_path: Path, tmp_path: Path,
     assert dict(line.split(": ", 1) for line in head.splitlines())["license"] == "mit"
     for word in ("W4A8", "W2", "digits", "mqat", "12 rounds", f"{watch['bytes']:,}"):
         assert word in body
+
+
+def test_the_card_says_which_code_trained_and_which_exported(run_path: Path, tmp_path: Path) -> None:
+    copy, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(run_path, copy)
+    here = environment()
+    assert json.loads((copy / "environment.json").read_text())["commit"] == here["commit"]
+    exported = f"Exported with anybit {here['anybit']}" + (f" (commit {here['commit']})" if here["commit"] else "")
+    for content, trained in (('{"anybit": "0.0.9", "commit": "feedbee"}', "anybit 0.0.9 (commit feedbee)"),
+                             ('{"anybit": "0.0.9", "commit": null}', "anybit 0.0.9"),
+                             ('{"anybit": "0.0.9"}', "anybit 0.0.9"), ("[]", "an unknown version of anybit")):
+        (copy / "environment.json").write_text(content)
+        assert run(["export", str(copy), "--width", "W4", "--runtime", "archive", "--out", str(out), *OWN]) == 0
+        card = (out / "README.md").read_text()
+        assert f"Trained with {trained}: variant" in card
+        assert f"{exported}.\n" in card
 
 
 def test_json_and_bench(run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,6 +38,9 @@ def test_artifacts_score_what_the_training_scored(fitted: Fitted, tmp_path: Path
     card = (tmp_path / "README.md").read_text()
     assert "# Sequential, mqat" in card
     assert "Data: `own data` (150 training and 50 test examples)" in card
+    trained, exported = (card.partition(f"{what} with ")[2].split()[:2] for what in ("Trained", "Exported"))
+    assert trained[0] == exported[0] == "anybit"
+    assert trained[1].rstrip(":") == exported[1].rstrip(".")
 
 
 def test_other_runtimes_and_what_is_rejected(fitted: Fitted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,7 @@ def test_a_layer_that_is_never_called_is_named() -> None:
     (Stray(), "parameter 'mix'.*full_precision"),
     (nn.Sequential(OwnLinear(2, 2)), "layer '0' is a OwnLinear, a Linear with its own code"),
     (nn.Sequential(nn.ReLU()), "no conv or linear layer"),
+    (nn.Linear(2, 2), r"the model is a single Linear: wrap it, as in nn\.Sequential\(layer\)"),
     (nn.Sequential(nn.Linear(2, 2), nn.RReLU()), "draws its own random numbers")])
 def test_models_that_cannot_work_are_refused_by_name(model: nn.Module, message: str) -> None:
     with pytest.raises(ModelError, match=message):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 from anybit.config import from_recipe
 from anybit.errors import MissingExtra, RunError
 from anybit.report import accuracy_table, read_runs, write_report
-from anybit.report.page import commands
+from anybit.report.again import commands
 from anybit.schema import plain
 
 Copied = Callable[[str, str], Path]
@@ -91,11 +92,12 @@ def test_every_plot_is_there_as_svg_and_png(page: Path) -> None:
 def test_an_unfinished_run_is_marked_and_can_be_resumed(page: Path, trained: Path) -> None:
     text = page.read_text()
     assert text.count("not finished</span>") == 1
-    assert f"anybit resume {trained / 'stopped'}" in text
+    assert f"anybit resume {os.path.relpath(trained / 'stopped', page.parent)}\n" in text
 
 
-def test_the_same_runs_give_the_same_bytes(page: Path, trained: Path, tmp_path: Path) -> None:
-    again = write_report([trained / name for name in ("baseline", "mqat", "qat", "stopped")], tmp_path)
+def test_the_same_runs_give_the_same_bytes(page: Path, trained: Path) -> None:
+    """Also in another folder, as long as it sees the runs under the same paths."""
+    again = write_report([trained / name for name in ("baseline", "mqat", "qat", "stopped")], page.parent.with_name("again"))
     first, second = ({p.name: p.read_bytes() for p in folder.iterdir()} for folder in (page.parent, again.parent))
     assert first == second
 
@@ -130,18 +132,45 @@ def test_the_recipes_beside_the_page_are_the_configs(page: Path, trained: Path) 
         assert plain(config) == json.loads((trained / name / "config.json").read_text())
 
 
-def test_commands_quote_and_import(copied: Copied) -> None:
-    path = copied("mqat", "my run")
+def edited(path: Path, **settings: object) -> Path:
     config = json.loads((path / "config.json").read_text())
-    config["model"]["name"] = "mine.nets:small"
-    (path / "config.json").write_text(json.dumps(config))
-    objects = copied("qat", "objects")
-    config["model"] = {"name": "<python object>"}
-    (objects / "config.json").write_text(json.dumps(config))
-    lines = commands(read_runs([path, objects]))
-    assert lines[0] == "anybit run my-run.toml --import mine.nets"
-    assert lines[1].startswith("# objects was trained from Python objects")
-    assert lines[2] == f"anybit report '{path}' {objects}"
+    (path / "config.json").write_text(json.dumps({**config, **settings}))
+    return path
+
+
+def unfinished(path: Path) -> Path:
+    """As if it had only begun: a checkpoint belongs to the config it was trained with."""
+    for file in (path / "evaluation.json", *(path / "checkpoints").iterdir()):
+        file.unlink()
+    return path
+
+
+def test_commands_quote_import_and_start_in_the_folder_of_the_page(copied: Copied, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = edited(copied("mqat", "my run"), model={"name": "mine.nets:small"}, loss="others:loss")
+    edited(copied("qat", "objects"), model={"name": "<python object>"})
+    monkeypatch.chdir(path.parent)
+    given = [path, Path("objects")]
+    own = "--import mine.nets --import others"
+    expected = [f"anybit run my-run.toml {own}", "# objects was trained from Python objects: call anybit.fit again"]
+    assert commands(read_runs(given), given, Path("my run/report")) == [*expected, "anybit report .. ../../objects --out ."]
+    assert commands(read_runs(given), given, path.parent) == [*expected, "anybit report 'my run' objects --out ."]
+    page = write_report(given, Path("my run/report")).read_text()
+    assert "Modules of your own (<code>mine.nets</code>, <code>others</code>) must be installed" in page
+    for cut in given:
+        unfinished(cut)
+    assert commands(read_runs(given), given, path.parent)[1:-1] == [
+        f"{expected[1]} with its path and resume=True", f"anybit resume 'my run' {own}"]
+    (path / "fleet.jsonl").write_text("")
+    assert "# my run is trained by a fleet: run its app again" in commands(read_runs(given), given, path)[2]
+
+
+def test_a_sweep_is_continued_as_a_whole(copied: Copied, tmp_path: Path) -> None:
+    home = edited(copied("mqat", "-a"), metric="mine:metric").parent
+    (home / "sweep.json").write_text("{}")
+    unfinished(copied("baseline", "b"))
+    assert commands(read_runs([home]), [home], home / "report")[2:] == [
+        "anybit sweep .. --import mine", "anybit report .. --out ."]
+    assert commands(read_runs([home / "-a"]), [home / "-a"], home)[1:] == ["anybit report ./-a --out ."]
 
 
 def test_a_folder_that_cannot_be_written_is_named(trained: Path, tmp_path: Path) -> None:

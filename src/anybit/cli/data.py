@@ -52,13 +52,12 @@ def show(recipe: Recipe, overrides: Overrides = None,
     from anybit.build import build_data, build_split
     from anybit.config import from_recipe
     from anybit.data.spread import draw, padding, spread
-    from anybit.errors import ConfigError
+    from anybit.federated.sampling import check_cohort
 
     config = from_recipe(recipe, overrides or [])
     data = build_data(config, imports or [])
     split = build_split(config, data, imports or [])
-    if config.cohort > len(split):
-        raise ConfigError(f"cohort = {config.cohort}, but there are only {len(split)} clients")
+    check_cohort(config.cohort, len(split))
     found = spread(data.train.y.numpy(), split, data.class_names)
     numbers = {**found.numbers(), **padding(split, config.cohort, config.client.batch_size, config.client.epochs,
                                             config.seed)}

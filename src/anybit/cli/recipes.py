@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +37,16 @@ def show(recipe: Recipe, overrides: Overrides = None, imports: Import = None, de
     from anybit.config import from_recipe
     from anybit.schema import plain
 
-    print_json(plain(settled(from_recipe(recipe, overrides or []), imports or [])))
+    config = settled(from_recipe(recipe, overrides or []), imports or [])
+    tell_not_kept([(recipe, overrides or [])])
+    print_json(plain(config))
+
+
+def tell_not_kept(chosen: Iterable[tuple[str, Sequence[str]]], quiet: bool = False) -> None:
+    """Say once what the overrides of these recipes leave behind."""
+    lines = [] if quiet else [line for recipe, overrides in chosen for line in recipes.not_kept(recipe, overrides)]
+    for line in dict.fromkeys(lines):
+        say(f"note: {line}")
 
 
 def cp(recipe: Recipe, target: Annotated[Path, typer.Argument(help="The new .toml file.")], debug: Debug = False) -> None:

@@ -11,7 +11,8 @@ import typer
 
 from anybit.cli.console import Debug, Import, Json, Quiet, print_json, print_table, say
 from anybit.cli.progress import SweepReporter
-from anybit.cli.training import stoppable
+from anybit.cli.recipes import tell_not_kept
+from anybit.stopping import stoppable
 
 if TYPE_CHECKING:
     from anybit.schedule import SweepWatch
@@ -27,14 +28,18 @@ def sweep(names: Annotated[list[str], typer.Argument(
           path: Annotated[Path | None, typer.Option(help="The sweep's folder; default: runs/sweeps/NAME.")] = None,
           time_limit: Annotated[float | None, typer.Option(
               metavar="SECONDS", help="Stop with a checkpoint when this time is over.")] = None,
-          dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs, and stop.")] = False,
+          dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print the runs, and stop.")] = False,
           imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Train many runs: recipes × varied settings × seeds. The same command again continues, and retries what failed."""
+    from anybit.preflight import check_without_data
     from anybit.schedule import SweepWatch, train_sweep
-    from anybit.sweep import SweepFolder
+    from anybit.sweep import SweepFolder, is_sweep
 
     started = time.monotonic()
     runs, folder = _resolve(names, vary or [], seeds, path)
+    if dry_run:
+        check_without_data((run.config for run in SweepFolder(folder, runs).unfinished()), imports or [])
+    tell_not_kept(((run.recipe, run.overrides) for run in runs), quiet or is_sweep(Path(names[0])))
     if dry_run:
         _print_plan(runs, json)
         return
@@ -42,7 +47,7 @@ def sweep(names: Annotated[list[str], typer.Argument(
     reporter = SweepReporter(held, quiet)
     watch = SweepWatch(reporter.on_state, reporter.on_round, reporter.on_message,
                        None if time_limit is None else started + time_limit)
-    with reporter, stoppable(watch):
+    with reporter, stoppable(watch, say):
         failed = train_sweep(held, watch, imports or [])
     if json:
         print_json(reporter.as_json())
@@ -108,7 +113,8 @@ def _conclude(sweep: SweepFolder, failed: dict[str, str], watch: SweepWatch, imp
 
 
 def collect(paths: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Sweeps, runs or results files.")],
-            out: Annotated[Path, typer.Option(help="FILE.json with everything, or FILE.csv with the scores.")],
+            out: Annotated[Path, typer.Option(help="FILE.json with everything, or FILE.csv with the scores and "
+                                                  "the settings that differ.")],
             debug: Debug = False) -> None:
     """Gather the results of finished runs into one small file."""
     from anybit.errors import RunError

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from anybit.cli.console import Debug, Import, Json, Quiet, Reporter, print_json, print_table, say
-from anybit.cli.recipes import Overrides, Recipe
+from anybit.cli.recipes import Overrides, Recipe, tell_not_kept
+from anybit.stopping import stoppable
 
 if TYPE_CHECKING:
     from anybit.config import Config
@@ -44,6 +42,7 @@ def run(recipe: Recipe, overrides: Overrides = None,
     if dry_run:
         config = settled(config, imports or [])
         Training(task, config).engine.close()  # whatever can be known to be wrong is said now
+        tell_not_kept([(recipe, overrides or [])], quiet)
         print_json({"config": plain(config), "cost": _cost(config, task)})
         return
     reporter = Reporter(quiet or rank() > 0)
@@ -52,6 +51,7 @@ def run(recipe: Recipe, overrides: Overrides = None,
                                   f"{time.strftime('%Y%m%d-%H%M%S')}"
     training = Training(task, config, Watch(on_round=reporter.on_round, on_message=reporter.message))
     folder = RunFolder.create(path, plain(config), environment(), task.split) if training.engine.leads else Follower(path)
+    tell_not_kept([(recipe, overrides or [])], quiet or rank() > 0)
     _train(training, folder, reporter, json)
 
 
@@ -79,7 +79,7 @@ def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Js
 def _train(training: Training, folder: RunFolder, reporter: Reporter, json: bool, resume: bool = False) -> None:
     task, config = training.task, training.config
     try:
-        with folder.locked(), stoppable(training.watch):
+        with folder.locked(), stoppable(training.watch, say):
             reporter.message(f"{folder.path}: {task.variant.name} on {config.data.name}, {len(task.split)} clients, "
                              f"{config.cohort} a round, {config.engine} engine on {config.device}"
                              + (f", from round {reporter.first_round}" if resume else ""))
@@ -93,35 +93,6 @@ def _train(training: Training, folder: RunFolder, reporter: Reporter, json: bool
     else:
         _print_scores(trained.evaluation)
     say(f"run: {folder.path}   report: anybit report {folder.path}")
-
-
-class Stoppable(Protocol):
-    """What ends after its current round once `stop` is set."""
-
-    stop: bool
-
-
-@contextmanager
-def stoppable(watch: Stoppable) -> Iterator[None]:
-    """Ctrl-C or a polite kill ends the run after the current round, with a checkpoint; a second one at once.
-
-    Signals within a second count once: a terminal and a launcher such as torchrun both pass on the same Ctrl-C.
-    """
-    first = [0.0]
-
-    def stop(number: int, frame: Any) -> None:
-        if watch.stop and time.monotonic() - first[0] > 1:
-            raise KeyboardInterrupt
-        if not watch.stop:
-            watch.stop, first[0] = True, time.monotonic()
-            say("\nstopping after this round (once more to stop at once)")
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _print_scores(evaluation: dict[str, Any]) -> None:

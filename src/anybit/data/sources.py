@@ -7,9 +7,9 @@ images are kept from the clients · evaluate: on the test set, or on those held-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -67,9 +67,10 @@ def femnist(writers: int = 3500, normalize: bool = False, crop: int = 0, padding
 
     writers: those with most images (the paper's 3,500), in training and test set alike; 0: all.
     """
+    check_settings({"writers": writers, "crop": crop, "padding": padding})
     prepared = cache.load("femnist")
     known = len(prepared.manifest.id_names)
-    if not 0 <= writers <= known:
+    if writers > known:
         note = f" ({prepared.manifest.note})" if prepared.manifest.note else ""
         raise DataError(f"data.writers = {writers}: the prepared femnist has {known} writers{note}; 0 takes all")
     return _data(prepared, _View(normalize, crop, padding, flip), largest=writers)
@@ -82,6 +83,7 @@ def images(set: str, source: str = "", columns: Mapping[str, str] = MappingProxy
     source, columns: the hub id and column mapping ('image', 'label', 'coarse', 'id') from which 'anybit data prepare
     RECIPE' prepares it; a set that was prepared from something else is refused.
     """
+    view = _View(normalize, crop, padding, flip, holdout, evaluate)
     prepared = cache.load(set, f"anybit data prepare {source} --name {set}" if source else "")
     found = prepared.manifest
     if source and source != found.source:
@@ -90,7 +92,7 @@ def images(set: str, source: str = "", columns: Mapping[str, str] = MappingProxy
         if found.columns.get(role) != column:
             raise DataError(f"data.columns.{role} = '{column}': '{set}' was prepared with {dict(found.columns)}; "
                             "prepare it again")
-    return _data(prepared, _View(normalize, crop, padding, flip, holdout, evaluate))
+    return _data(prepared, view)
 
 
 SOURCES: Mapping[str, Callable[..., Data]] = {
@@ -100,14 +102,28 @@ SOURCES: Mapping[str, Callable[..., Data]] = {
 
 @dataclass(frozen=True)
 class _View:
-    """How a prepared set is looked at."""
+    """How a prepared set is looked at. What no set allows is refused before one is read."""
 
-    normalize: bool
-    crop: int
-    padding: int
-    flip: bool
+    normalize: bool = True
+    crop: int = 0
+    padding: int = 0
+    flip: bool = False
     holdout: int = 0
     evaluate: Part = "test"
+
+    def __post_init__(self) -> None:
+        Pipeline(crop=self.crop, padding=self.padding)
+        if self.holdout < 0:
+            raise DataError(f"data.holdout = {self.holdout}: must be 0 (none) or above")
+        if self.evaluate == "holdout" and not self.holdout:
+            raise DataError("data.evaluate = 'holdout': say how many training images to hold out with data.holdout")
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Raise for settings of anybit's sources that are wrong for any set."""
+    _View(**{field.name: settings[field.name] for field in fields(_View) if field.name in settings})
+    if settings.get("writers", 0) < 0:
+        raise DataError(f"data.writers = {settings['writers']}: must be 0 (all) or above")
 
 
 def _load(name: str, view: _View) -> Data:
@@ -141,10 +157,8 @@ def _part(prepared: Prepared, part: str, largest: int) -> dict[str, np.ndarray]:
 def _held_out(examples: int, view: _View) -> tuple[np.ndarray | None, np.ndarray | None]:
     """(held out, kept) positions. The same for every run seed, so that runs with different seeds compare."""
     if not view.holdout:
-        if view.evaluate == "holdout":
-            raise DataError("data.evaluate = 'holdout': say how many training images to hold out with data.holdout")
         return None, None
-    if not 0 < view.holdout < examples:
+    if view.holdout >= examples:
         raise DataError(f"data.holdout = {view.holdout}: must be between 0 and the {examples} training images")
     order = generator(_HOLD_OUT_SEED, "hold-out").permutation(examples)
     return np.sort(order[:view.holdout]), np.sort(order[view.holdout:])

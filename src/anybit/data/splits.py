@@ -7,6 +7,7 @@ recipe's [split] table may set.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +16,25 @@ from anybit.randomness import generator
 
 Split = list[np.ndarray]
 
+_LEAST = {"clients": 1, "examples": 0, "least": 1, "labels_per_client": 1}
+
+
+def check_settings(name: str, settings: Mapping[str, Any]) -> None:
+    """Raise for settings of anybit's split `name` that are wrong for any data."""
+    for key, least in ({"clients": 0} if name == "by_id" else _LEAST).items():
+        if settings.get(key, least) < least:
+            raise DataError(f"split.{key} = {settings[key]}: must be at least {least}")
+    _concentrated(**{key: settings[key] for key in ("alpha", "beta") if key in settings})
+
+
+def clients_of(name: str, settings: Mapping[str, Any]) -> int | None:
+    """How many clients a split gives; none where the data decide, or somebody else's code."""
+    return settings["clients"] or None if name in SPLITS else None
+
 
 def iid(labels: np.ndarray, seed: int, clients: int = 10) -> Split:
     """Shuffled and dealt out evenly."""
+    check_settings("iid", {"clients": clients})
     _enough(clients, len(labels))
     return [np.sort(part) for part in np.array_split(generator(seed, "split").permutation(len(labels)), clients)]
 
@@ -30,12 +47,12 @@ def dirichlet(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1
     C labels. What Hsu et al. write, Dirichlet(α·p), is C times less concentrated: give α/C.
     Examples are dealt without replacement; when a class runs out, a client's q is renormalized over the others.
     """
+    check_settings("dirichlet", {"clients": clients, "alpha": alpha, "examples": examples})
     _enough(clients, len(labels))
-    _concentrated(alpha=alpha)
     draw = generator(seed, "split")
     pools = _Pools(draw, labels)
     concentration, most = alpha * len(pools.left) * pools.left / len(labels), len(labels) // clients
-    if not 0 <= examples <= most:
+    if examples > most:
         raise DataError(f"split.examples = {examples}: at most {most}, there are no more for each of {clients} clients")
     return [pools.deal(_take(draw, _log_dirichlet(draw, concentration), pools.left, np.int64(examples or most)))
             for _ in range(clients)]
@@ -46,9 +63,8 @@ def dirichlet_free(labels: np.ndarray, seed: int, clients: int = 10, alpha: floa
 
     All examples are used. A client below `least` examples is filled up from whoever then has most.
     """
-    _enough(clients * max(least, 1), len(labels), f" of at least {least}")
-    _concentrated(alpha=alpha)
-    _positive(least=least)
+    check_settings("dirichlet_free", {"clients": clients, "alpha": alpha, "least": least})
+    _enough(clients * least, len(labels), f" of at least {least}")
     draw = generator(seed, "split")
     owner = np.empty(len(labels), np.int64)
     for c in np.unique(labels):
@@ -75,8 +91,8 @@ def pachinko(labels: np.ndarray, seed: int, coarse: np.ndarray | None = None, cl
     Every client draws θ ~ Dirichlet(α) over the coarse labels and, below each, θ_c ~ Dirichlet(β) over its fine labels;
     an example's fine label is drawn down this tree. Labels that run out leave the tree, and θ is renormalized.
     """
+    check_settings("pachinko", {"clients": clients, "alpha": alpha, "beta": beta})
     _enough(clients, len(labels))
-    _concentrated(alpha=alpha, beta=beta)
     if coarse is None:
         raise DataError("split 'pachinko' needs coarse labels, and the data set has none: use cifar100, or name its "
                         "coarse column when preparing it")
@@ -100,12 +116,13 @@ def by_id(labels: np.ndarray, seed: int, ids: np.ndarray | None = None, clients:
 
     clients: only this many, those with most examples; 0: all. Nothing is random here: the seed changes nothing.
     """
+    check_settings("by_id", {"clients": clients})
     if ids is None:
         raise DataError("split 'by_id' needs to know whose each example is, and the data set has no ids: use femnist, "
                         "or name its id column when preparing it")
     _, number, size = np.unique(ids, return_inverse=True, return_counts=True)
     chosen = np.flatnonzero(size >= max(least, 1))
-    if not 0 <= clients <= len(chosen) or not len(chosen):
+    if clients > len(chosen) or not len(chosen):
         raise DataError(f"split.clients = {clients}: the data set has {len(chosen)} ids with at least {least} examples")
     if clients:
         chosen = np.sort(chosen[np.argsort(-size[chosen], kind="stable")[:clients]])
@@ -120,11 +137,12 @@ def shards(labels: np.ndarray, seed: int, clients: int = 100, labels_per_client:
     and classes are dealt one by one to the clients that still miss most, ties by lot. All examples are used unless
     there are fewer shards than classes; equal classes that divide clients·k give equal clients.
     """
+    check_settings("shards", {"clients": clients, "labels_per_client": labels_per_client})
     _enough(clients, len(labels))
     draw = generator(seed, "split")
     pools = _Pools(draw, labels)
     k, classes = labels_per_client, len(pools.classes)
-    if not 1 <= k <= classes:
+    if k > classes:
         raise DataError(f"split.labels_per_client = {k}: must be between 1 and the {classes} classes")
     number = _shards_of(pools.left, clients, k)
     missing, parts = np.full(clients, k), [list[np.ndarray]() for _ in range(clients)]
@@ -220,20 +238,15 @@ def _shards_of(size: np.ndarray, clients: int, k: int) -> np.ndarray:
     return number
 
 
-def _positive(**values: float) -> None:
+def _concentrated(**values: float) -> None:
+    """Beyond these a Dirichlet draw is one class, or the overall distribution, and its logarithms overflow."""
     for name, value in values.items():
         if not value > 0:
             raise DataError(f"split.{name} = {value}: must be above 0")
-
-
-def _concentrated(**values: float) -> None:
-    """Beyond these a Dirichlet draw is one class, or the overall distribution, and its logarithms overflow."""
-    _positive(**values)
-    for name, value in values.items():
         if not 1e-12 <= value <= 1e12:
             raise DataError(f"split.{name} = {value}: must be between 1e-12 and 1e12")
 
 
 def _enough(clients: int, examples: int, of: str = "") -> None:
-    if not 1 <= clients <= examples:
+    if clients > examples:
         raise DataError(f"split.clients = {clients}{of}: must be between 1 and the {examples} training examples")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from anybit.errors import EngineError
 
+Item = TypeVar("Item")
 Tensors = Mapping[str, Tensor]
 Part = tuple[slice | Tensor, dict[str, Tensor], Tensor]
 """Some clients of a cohort after their local training: (which, deltas with the client first, losses (client, step))."""
@@ -45,6 +46,10 @@ class Engine:
                 cohort: Any) -> tuple[dict[str, Tensor], Tensor]:
         """From what this engine's parts gave to what the whole cohort gives: (summed deltas, losses (client, step))."""
         return dict(total), torch.cat(list(losses))
+
+    def each(self, figures: Callable[[Item], Sequence[float]], items: Sequence[Item]) -> list[list[float]]:
+        """figures(item) of every item, in order."""
+        return [list(figures(item)) for item in items]
 
     def agree(self, flag: bool, round: int) -> bool:
         """Whether any of the engines that share the cohort says so, after this many rounds."""

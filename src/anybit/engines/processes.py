@@ -8,9 +8,8 @@ sums do not depend on the number of workers.
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -18,9 +17,21 @@ from torch.nn.functional import pad
 from torch.utils import _pytree as pytree
 
 from anybit import errors
-from anybit.engines.base import Engine, Part, Tensors, alone
+from anybit.engines.base import Engine, Item, Part, Tensors, alone
+from anybit.engines.figures import shared_out
 from anybit.engines.sharing import Layout, Shared
-from anybit.engines.worker import Done, Failed, Job, Worker, answer, client_message, cohort_message, start
+from anybit.engines.worker import (
+    Done,
+    Failed,
+    Job,
+    Worker,
+    answer,
+    client_message,
+    cohort_message,
+    how_it_ended,
+    start,
+    train_clients,
+)
 from anybit.environment import cores
 from anybit.errors import AnybitError, EngineError
 
@@ -52,6 +63,10 @@ class Processes(Engine):
             if not finished:
                 self.close()
 
+    def each(self, figures: Callable[[Item], Sequence[float]], items: Sequence[Item]) -> list[list[float]]:
+        """Shared out among processes of one thread, so the figures do not depend on how many there are."""
+        return shared_out(figures, items, self.workers, self._running)
+
     def close(self) -> None:
         """End the workers; the next round would start new ones."""
         while self._running:
@@ -72,7 +87,7 @@ class Processes(Engine):
         self._job = Job(update, client_step, pytree.tree_structure(cohort), Shared(layout), Shared(Layout(steps)),
                         Shared(layout, places))
         for _ in range(workers):
-            self._running.append(start(self._job, self._running))
+            self._running.append(start(partial(train_clients, self._job), self._running))
         return self._job
 
     def _broadcast(self, message: bytes, cohort: Any) -> None:
@@ -123,14 +138,7 @@ class Processes(Engine):
         """What to say of a worker that is gone."""
         number = self._running.index(worker) + 1
         self._running.remove(worker)
-        status = worker.end()
-        how = "ended"
-        if status is not None and os.WIFSIGNALED(status):
-            how = f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
-            if os.WTERMSIG(status) == signal.SIGKILL:
-                how += " (out of memory? try fewer compute.workers)"
-        elif status is not None:
-            how = f"ended with status {os.waitstatus_to_exitcode(status)}"
+        how = how_it_ended(worker.end())
         where = f" in round {cohort.round + 1}" if worker.client is None else \
             f" in round {cohort.round + 1}, training client {cohort.clients[worker.client]}"
         return EngineError(f"worker process {number} of {self.workers} {how}{where}")

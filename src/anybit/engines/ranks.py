@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from anybit.engines.base import Engine, Part, Tensors
+from anybit.engines.base import Engine, Item, Part, Tensors
 from anybit.errors import EngineError
 from anybit.parent import die_with_torchrun
 
@@ -84,6 +84,9 @@ class Ranks(Engine):
             sums.update({n: part.view(w[n].shape) for n, part in zip(names, parts, strict=True)})
         self._all_reduce(every, during)
         return sums, every
+
+    def each(self, figures: Callable[[Item], Sequence[float]], items: Sequence[Item]) -> list[list[float]]:
+        return self.inner.each(figures, items)
 
     def agree(self, flag: bool, round: int) -> bool:
         """Whether any rank says so: asked by all ranks at the same point, which is also a barrier."""

@@ -1,4 +1,4 @@
-"""One worker process of the processes engine: trains the clients it is told to, one thread, until its pipe closes."""
+"""A worker process of the processes engine, one thread: trains clients until its pipe closes, or computes some figures."""
 
 from __future__ import annotations
 
@@ -100,8 +100,18 @@ class Worker:
             return None
 
 
-def start(job: Job, siblings: Sequence[Worker]) -> Worker:
-    """Fork a worker. It dies with this process: by the kernel's signal, or when its pipe closes."""
+def how_it_ended(status: int | None) -> str:
+    """What the exit status of a worker says."""
+    if status is None:
+        return "ended"
+    if not os.WIFSIGNALED(status):
+        return f"ended with status {os.waitstatus_to_exitcode(status)}"
+    killed = f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"{killed} (out of memory? try fewer compute.workers)" if os.WTERMSIG(status) == signal.SIGKILL else killed
+
+
+def start(serve: Callable[[Connection], None], siblings: Sequence[Worker]) -> Worker:
+    """Fork a worker that serves a pipe. It dies with this process: by the kernel's signal, or when its pipe closes."""
     ours, theirs = Pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -122,7 +132,7 @@ def start(job: Job, siblings: Sequence[Worker]) -> Worker:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         gc.freeze()
-        _serve(job, theirs)
+        serve(theirs)
         status = 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
         status = 0
@@ -133,7 +143,8 @@ def start(job: Job, siblings: Sequence[Worker]) -> Worker:
         os._exit(status)
 
 
-def _serve(job: Job, pipe: Connection) -> None:
+def train_clients(job: Job, pipe: Connection) -> None:
+    """Serve orders: a new cohort, or one of its clients to train."""
     w, steps, cohort = job.w.tensors(), job.steps.tensors(), None
     places = [job.results.tensors(i) for i in range(job.results.count)]
     while True:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import subprocess
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from anybit.api import OBJECT
+from anybit.environment import environment
 from anybit.export.exporting import Artifact
 from anybit.export.subject import Subject
 
@@ -21,9 +20,9 @@ metrics: [{metric}]
 ---
 # {title}
 
-One federated model, delivered at {widths}. Trained with anybit {version}: variant `{variant}`, {rounds} rounds,
+One federated model, delivered at {widths}. Trained with {trained}: variant `{variant}`, {rounds} rounds,
 {clients} clients a round, seed {seed}. Data: `{data}` ({train:,} training and {test:,} test examples).
-Commit of the code: {commit}.
+Exported with {exported}.
 
 Steps: {steps}. Input: float32 images (batch, {shape}){normalization}. Output: one score per class{classes}.
 
@@ -44,9 +43,10 @@ def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "
     head = _HEAD.format(
         licence=licence, variant=subject.evaluator.variant.name, data=config.data.name if config and named else "own data",
         metric=getattr(subject.evaluator.metric, "__name__", "metric"), title=subject.title,
-        widths=", ".join(dict.fromkeys(a.width for a in kept)) or "no width", version=_version(),
+        widths=", ".join(dict.fromkeys(a.width for a in kept)) or "no width",
+        trained=_code(subject.environment), exported=_code(environment()),
         rounds=config.rounds if config else "?", clients=config.cohort if config else "?",
-        seed=config.seed if config else "?", train=len(data.train), test=len(data.test), commit=_commit(),
+        seed=config.seed if config else "?", train=len(data.train), test=len(data.test),
         steps=subject.steps, shape=", ".join(map(str, subject.images.shape[1:])), normalization=normalization,
         classes=f" ({', '.join(data.class_names)})" if 0 < len(data.class_names) <= 20 else "")
     return head + "\n".join(_row(a) for a in kept) + "\n" + _notes(kept)
@@ -72,24 +72,9 @@ def _numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{v:.4g}" for v in values)
 
 
-def _version() -> str:
-    try:
-        return importlib.metadata.version("anybit")
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
-
-
-def _commit() -> str:
-    """The commit of anybit's own checkout; the version if it is installed without one."""
-    here = Path(__file__)
-    try:
-        # Only if this file is tracked: a virtual environment may lie inside somebody else's checkout.
-        _git(here.parent, "ls-files", "--error-unmatch", here.name)
-        return _git(here.parent, "rev-parse", "--short", "HEAD")
-    except (OSError, subprocess.SubprocessError):
-        return f"anybit {_version()}"
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
-    return done.stdout.strip()
+def _code(environment: Mapping[str, Any]) -> str:
+    """Which anybit it was: the one that exports may be years younger than the one that trained."""
+    if "anybit" not in environment:
+        return "an unknown version of anybit"
+    commit = environment.get("commit")
+    return f"anybit {environment['anybit']}" + (f" (commit {commit})" if commit else "")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,15 +15,18 @@ from torch import Tensor, nn
 from anybit.api import Fitted, Run
 from anybit.config import Config
 from anybit.data.examples import Data
+from anybit.environment import environment
 from anybit.errors import ConfigError, RunError
 from anybit.evaluation import Evaluator
 from anybit.export.packing import Codes
+from anybit.folder import RunFolder
 from anybit.quant.calibrate import activation_table
 from anybit.quant.grid import BITS, FLOAT, Grid, Width, limits
 from anybit.quant.ranges import ActivationRule, StepTable
 from anybit.quant.sites import Quantizer, SiteOptions, prepare, quantizers
 from anybit.run import Training
 from anybit.task import Task
+from anybit.tensors import read_json
 from anybit.variants import Steps
 
 
@@ -47,6 +51,8 @@ class Subject:
     """Where the steps come from, in words."""
     title: str
     config: Config | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """What it was trained with."""
 
     @property
     def sites(self) -> SiteOptions:
@@ -131,7 +137,7 @@ def from_run(run: Run, steps: Steps | None = None, calibrate: bool = False, acti
         _check_activation_steps(run, evaluator)
     known = run.steps("weights" if measured or not activations else None)
     title = f"{run.config.model.name} on {run.config.data.name}, {evaluator.variant.name}"
-    return _subject(evaluator, run.config, known, rule, measured, title)
+    return replace(_subject(evaluator, run.config, known, rule, measured, title), environment=_environment(run.folder))
 
 
 def from_fitted(fitted: Fitted, activations: bool = True) -> Subject:
@@ -139,7 +145,15 @@ def from_fitted(fitted: Fitted, activations: bool = True) -> Subject:
     evaluator = _evaluator(fitted.task, fitted.config, copy.deepcopy(fitted.model))
     measured = activations and not _trained_activations(evaluator, evaluator.own_steps)
     title = f"{type(fitted.model).__name__}, {evaluator.variant.name}"
-    return _subject(evaluator, fitted.config, fitted.steps, evaluator.own_steps, measured, title)
+    subject = _subject(evaluator, fitted.config, fitted.steps, evaluator.own_steps, measured, title)
+    return replace(subject, environment=environment())  # it was trained in this process
+
+
+def _environment(folder: RunFolder) -> Mapping[str, Any]:
+    """What the run says of its training; nothing if it does not say."""
+    path = folder.file("environment.json")
+    found = read_json(path) if path.exists() else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _evaluator(task: Task, config: Config, model: nn.Module) -> Evaluator:

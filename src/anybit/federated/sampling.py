@@ -36,6 +36,12 @@ class SamplingOptions:
             raise ConfigError(f"weights = {dict(self.weights)}: policy 'weighted' needs weights by width, and no other does")
 
 
+def check_cohort(size: int, clients: int) -> None:
+    """A cohort is drawn without replacement."""
+    if size > clients:
+        raise ConfigError(f"cohort = {size}, but there are only {clients} clients")
+
+
 def sample_cohort(options: SamplingOptions, seed: int, round: int, clients: int, size: int,
                   widths_of: WidthsOf) -> tuple[int, ...]:
     """S_t: `size` of the clients without replacement, by the policy."""

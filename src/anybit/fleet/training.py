@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from anybit.config import Config
+from anybit.engines.base import Engine
 from anybit.errors import ConfigError, RunError
 from anybit.federated.algorithm import Part, State, server_update
 from anybit.federated.cohort import Cohort, sample_clients
@@ -51,6 +52,7 @@ class FleetTraining(Training):
         self.roster = Roster(self.exchange, task.variant.sites, self.options.wait)
         self.config_text = json.dumps(plain(config))
         self.round = 0
+        self.evaluator = replace(self.evaluator, engine=Engine())  # the threads of a server do not survive a fork
         if self.options.calibration == "devices":
             self.evaluator = replace(self.evaluator, activation_steps=self._activation_steps)
         self._calibrated: dict[tuple[int, ActivationRule], tuple[Tensors, StepTable]] = {}

@@ -223,6 +223,8 @@ def _checked_layers(model: nn.Module, options: SiteOptions) -> dict[str, Any]:
         if type(module) is not kind:
             raise ModelError(f"layer '{name}' is a {type(module).__name__}, a {kind.__name__} with its own code: use "
                              f"nn.{kind.__name__}, or name it in full_precision")
+        if not name:
+            raise ModelError(f"the model is a single {kind.__name__}: wrap it, as in nn.Sequential(layer)")
         layers[name] = module
         owned |= {f"{name}.weight", f"{name}.bias"}
     if not layers:

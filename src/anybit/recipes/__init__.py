@@ -71,6 +71,20 @@ def load(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     return merged
 
 
+def not_kept(name: str, overrides: Sequence[str]) -> list[str]:
+    """What a person should know of overrides that name another model, split, …: what the recipe says of the old one goes."""
+    base, merged = _load(find(name), depth=0), load(name, overrides)
+    lines = []
+    for table, old in base.items():
+        new = merged[table]
+        if isinstance(old, Mapping) and isinstance(new, Mapping) and new.get("name") != old.get("name"):
+            gone = ", ".join(f"{key} = {toml_value(value)}" for key, value in old.items() if key not in new)
+            if gone:
+                lines.append(f"{table}.name={new['name']} starts from the settings of '{new['name']}'; not kept of the "
+                             f"recipe: {gone}")
+    return lines
+
+
 def _load(path: Path, depth: int) -> dict[str, Any]:
     if depth > 5:
         raise ConfigError(f"{path}: recipes extend each other in a circle")

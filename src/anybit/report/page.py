@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +12,7 @@ from anybit.errors import MissingExtra
 from anybit.files import writing
 from anybit.records import total_seconds
 from anybit.report import plots, weights
+from anybit.report.again import commands, modules, recipe_files
 from anybit.report.mixed import mixed_plots
 from anybit.report.read import RunRecord, read_runs
 from anybit.report.style import Plot, Rendered, colour, inline, render, require_matplotlib, styled
@@ -26,8 +25,6 @@ from anybit.report.tables import (
     grid_table,
 )
 from anybit.tensors import write_bytes
-
-_COMPONENTS = ("data", "split", "model", "variant")
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
@@ -48,7 +45,8 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
     for record, file in zip(records, recipe_files(records), strict=True):
         if file:
             content[file] = recipes.as_toml(_without_none(record.config)).encode()
-    content["index.html"] = _page(records, table, sections, rendered).encode()
+    again = {"commands": commands(records, runs, out), "modules": modules(records)}
+    content["index.html"] = _page(records, table, sections, rendered, again).encode()
     _write(content, out)
     return out / "index.html"
 
@@ -61,47 +59,14 @@ def _write(content: Mapping[str, bytes], out: Path) -> None:
             write_bytes(out / name, data)
 
 
-def recipe_files(records: Sequence[RunRecord]) -> list[str | None]:
-    """The file names of the runs' recipes; none for a run of Python objects, which no recipe can name."""
-    taken: list[str | None] = []
-    for record in records:
-        slug = re.sub(r"[^\w.-]+", "-", record.name, flags=re.ASCII).strip("-.") or "run"
-        name: str = f"{slug}.toml"
-        number = 2
-        while name in taken:
-            name, number = f"{slug}-{number}.toml", number + 1
-        taken.append(name if _has_recipe(record) else None)
-    return taken
-
-
-def _has_recipe(record: RunRecord) -> bool:
-    names = [str(record.config.get(what, {}).get("name", "<")) for what in _COMPONENTS]
-    return not any(name.startswith("<") for name in names)
-
-
 def _without_none(table: dict[str, Any]) -> dict[str, Any]:
     """TOML has no null: a key that is left out is none by default."""
     return {key: _without_none(value) if isinstance(value, dict) else value
             for key, value in table.items() if value is not None}
 
 
-def commands(records: Sequence[RunRecord]) -> list[str]:
-    """What to type to train every run again, to finish those that are not, and to make this page."""
-    lines = []
-    for record, file in zip(records, recipe_files(records), strict=True):
-        if not file:
-            lines.append(f"# {record.name} was trained from Python objects: call anybit.fit again")
-            continue
-        names = [str(record.config[what]["name"]) for what in _COMPONENTS]
-        modules = dict.fromkeys(name.partition(":")[0] for name in names if ":" in name)
-        imports = [word for module in modules for word in ("--import", module)]
-        lines.append(shlex.join(["anybit", "run", file, *imports]))
-    lines += [shlex.join(["anybit", "resume", str(r.path)]) for r in records if not r.finished]
-    return [*lines, shlex.join(["anybit", "report", *(str(r.path) for r in records)])]
-
-
 def _page(records: Sequence[RunRecord], table: Table, sections: dict[str, list[Plot]],
-          rendered: dict[str, Rendered]) -> str:
+          rendered: dict[str, Rendered], again: Mapping[str, list[str]]) -> str:
     try:
         import jinja2
         from markupsafe import Markup
@@ -116,7 +81,7 @@ def _page(records: Sequence[RunRecord], table: Table, sections: dict[str, list[P
         rows=list(zip(table.rows, table.cells(), table.marks(), strict=True)),
         svg={name: Markup(inline(plot.svg, name)) for name, plot in rendered.items()},
         grids=[(r, [grid_table(r, "metric"), grid_table(r, "loss")]) for r in records if r.grid],
-        differences=config_differences(records), environment=environment_rows(records), commands=commands(records))
+        differences=config_differences(records), environment=environment_rows(records), **again)
 
 
 def _facts(record: RunRecord, number: int, table: Table) -> dict[str, Any]:

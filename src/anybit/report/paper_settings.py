@@ -12,9 +12,9 @@ from anybit.config import from_recipe
 from anybit.errors import RunError
 from anybit.quant.grid import SiteKinds
 from anybit.recipes import toml_value
-from anybit.report.tables import flatten
 from anybit.results import Result
 from anybit.schema import plain
+from anybit.settings import flatten
 
 _HOW = ("seed", "device", "engine", "threads", "checkpoint_every", "evaluation.")
 """Settings that do not change what is trained."""

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from anybit.quant.grid import FLOAT, Width
 from anybit.report.read import RunRecord
+from anybit.settings import compared
 
 Score = Literal["metric", "loss"]
 
@@ -143,17 +144,7 @@ def environment_rows(runs: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
 
 
 def _compared(tables: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    flat = [flatten(table) for table in tables]
-    keys = dict.fromkeys(key for table in flat for key in table)
-    return [(key, [_text(table.get(key, MISSING)) for table in flat]) for key in keys]
-
-
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"server": {"lr": 0.1}} as {"server.lr": 0.1}."""
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return flat
+    return [(key, list(map(_text, values))) for key, values in compared(tables, MISSING).items()]
 
 
 def _text(value: Any) -> str:

@@ -5,7 +5,7 @@ with the image as last dimension every operation is a row of full vectors, whate
 lie beside this file and are compiled when a run first asks for them (see compiled.py); nothing happens at import.
 """
 
-from anybit.kernels.native.compiled import library, missing
+from anybit.kernels.native.compiled import check_compiler, library, missing
 from anybit.kernels.native.layers import use_native
 
-__all__ = ["library", "missing", "use_native"]
+__all__ = ["check_compiler", "library", "missing", "use_native"]

@@ -37,11 +37,16 @@ def missing() -> str | None:
     return None if _compiler() else f"there is no C++ compiler ({', '.join(COMPILERS)})"
 
 
+def check_compiler() -> None:
+    """Raise if the kernels cannot be had here, as far as that is known without compiling."""
+    if why := missing():
+        raise ConfigError(f"compute.convolution = 'native', but {why}: {_FIX}")
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The kernels, compiled if they are not there yet."""
-    if why := missing():
-        raise ConfigError(f"compute.convolution = 'native', but {why}: {_FIX}")
+    check_compiler()
     name = _fingerprint()
     loaded = _kept(name)
     return _typed(loaded if loaded is not None else _built(name))

@@ -1,0 +1,36 @@
+"""A training that diverges ends by name: which client or which value, and what to lower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from anybit.config import Config
+from anybit.errors import Diverged
+from anybit.federated.algorithm import State
+from anybit.federated.cohort import Cohort
+
+
+def mean_loss(losses: Tensor, cohort: Cohort, advice: Callable[[], str]) -> float:
+    """Mean over the real steps of the cohort, all of which must be finite."""
+    losses, real = losses.cpu(), cohort.rows.amax(2).cpu()
+    if not bool(torch.isfinite(losses).all()):
+        i, k = (int(n) for n in (~torch.isfinite(losses)).nonzero()[0])
+        raise Diverged(f"the loss is {float(losses[i, k])} in round {cohort.round + 1}, client {cohort.clients[i]}, "
+                       f"local step {k + 1}, width {cohort.widths[i]}: {advice()}")
+    return float((losses * real).sum() / real.sum())
+
+
+def check_finite(state: State, round: int, advice: Callable[[], str]) -> None:
+    """Whatever is kept or shown is finite: the last local step of a round can overflow after its loss was taken."""
+    for name, value in (*state.w.items(), *state.optimizer.items()):
+        if not bool(torch.isfinite(value).all()):
+            raise Diverged(f"'{name}' is no longer finite after round {round}: {advice()}")
+
+
+def what_to_lower(config: Config) -> str:
+    client = config.client
+    clip = "set client.clip" if client.clip is None else f"lower client.clip (now {client.clip})"
+    return f"lower client.lr (now {client.lr}) or server.lr (now {config.server.lr}), or {clip}, in a new run"
