@@ -115,4 +115,5 @@ def test_an_evaluation_that_takes_long_says_how_far_it_is() -> None:
     run._evaluating(time.perf_counter())(1, 3)
     assert said == []
     run._evaluating(time.perf_counter() - 60)(1, 3)
+    run._evaluating(time.perf_counter() - 90)(3, 3)
     assert said == ["evaluated 1 of 3 step rules in 60 s"]

@@ -277,7 +277,9 @@ class Training:
     def _evaluating(self, started: float) -> Callable[[int, int], None]:
         """What is said while the full grid takes its time; it can be stopped: its checkpoint is written."""
         def done(parts: int, of: int) -> None:
-            if self.watch.stop and self.folder and parts < of:
+            if parts == of:
+                return
+            if self.watch.stop and self.folder:
                 raise Interrupted(self._stopped(self.round))
             if (seconds := time.perf_counter() - started) > 10:
                 self.watch.on_message(f"evaluated {parts} of {of} step rules in {seconds:.0f} s")
