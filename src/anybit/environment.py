@@ -41,13 +41,15 @@ def environment() -> dict[str, Any]:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of anybit's own checkout; none if it is installed without one. Asked once: the code that runs stays the
-    one that was loaded."""
+    """The commit of anybit's own checkout, and whether files differ from it; none if it is installed without one.
+
+    Asked once: the code that runs stays the one that was loaded.
+    """
     here = Path(__file__)
     try:
         # Only if this file is tracked: a virtual environment may lie inside somebody else's checkout.
         _git(here.parent, "ls-files", "--error-unmatch", here.name)
-        return _git(here.parent, "rev-parse", "--short", "HEAD")
+        return _git(here.parent, "describe", "--always", "--exclude=*", "--dirty=, changed")
     except (OSError, subprocess.SubprocessError):
         return None
 
