@@ -83,12 +83,15 @@ def _side_by_side(trainings: Sequence[Training]) -> Iterator[Outcome]:
             begun.append(training)
         except Exception as error:
             yield training, error
+    going = list(begun)
     try:
-        yield from train_side_by_side(begun)
+        for training, outcome in train_side_by_side(begun):
+            going.remove(training)
+            yield training, outcome
     except torch.OutOfMemoryError:
         begun[0].release()
-        half = len(begun) // 2
-        for part in (begun[:half], begun[half:]):
+        half = len(going) // 2
+        for part in filter(None, (going[:half], going[half:])):
             yield from _side_by_side(part) if len(part) > 1 else [(part[0], _alone(part[0]))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from anybit.errors import EngineError
 from anybit.evaluation import Evaluator
 from anybit.folder import RunFolder
 from anybit.run import Training
-from anybit.schedule import train_group
+from anybit.schedule import _side_by_side, train_group
 from anybit.schema import plain
 from anybit.task import Trained
 from anybit.variants import Variant, mqat, qat
@@ -74,6 +75,37 @@ def test_runs_side_by_side_are_halved_until_they_fit(clients: int, at_most: Call
         ended = outcomes[run]
         assert isinstance(ended, Trained), ended
         assert same(ended, alone)
+
+
+def test_one_of_two_that_cannot_begin_leaves_the_other_its_memory(at_most: Callable[[int], None], tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    good, bad = kept(mqat(), tmp_path, 0), kept(mqat(), tmp_path, 1)
+    monkeypatch.setattr(bad, "begin", lambda resume: (tmp_path / "nothing").read_text())
+    at_most(2)
+    outcomes = dict(train_group([good, bad]))
+    assert isinstance(outcomes[bad], FileNotFoundError)
+    ended = outcomes[good]
+    assert isinstance(ended, Trained), ended
+    assert same(ended, training(mqat(), 0).train())
+
+
+def test_a_run_that_ended_before_the_memory_did_is_not_trained_again(tmp_path: Path,
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    together = [kept(mqat(), tmp_path, seed) for seed in range(3)]
+    together[0].config = replace(together[0].config, rounds=1)
+    call, calls = Program.__call__, list[int]()
+
+    def scarce(self: Program, *given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return call(self, *given)
+
+    monkeypatch.setattr(Program, "__call__", scarce)
+    outcomes = list(_side_by_side(together))
+    assert [run for run, _ in outcomes] == together
+    assert all(isinstance(ended, Trained) for _, ended in outcomes)
+    assert [run.round for run in together] == [1, 3, 3]
 
 
 @pytest.mark.parametrize("runs", [1, 2])
