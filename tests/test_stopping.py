@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,14 @@ from tests.parity.cases import training
 
 Arrays = tuple[np.ndarray, np.ndarray]
 SETTINGS: dict[str, Any] = {"rounds": 5, "cohort": 5, "engine": "sequential", "checkpoint_every": 100}
+
+
+@pytest.fixture(autouse=True)
+def default_handler() -> Iterator[None]:
+    """As in a terminal; what is started in the background ignores Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_fit_stops_after_the_round_and_goes_on(mlp: nn.Module, clients: list[Arrays], held_out: Arrays, tmp_path: Path,
