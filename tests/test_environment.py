@@ -24,10 +24,14 @@ def test_the_commit_of_a_checkout_and_whether_it_was_changed(tmp_path: Path) -> 
     assert _found(tmp_path) == "None", "somebody else's checkout: the file is not tracked"
     _commit(tmp_path, ".")
     head = _git(tmp_path, "rev-parse", "--short", "HEAD")
+    (tmp_path / "watcher").write_text(f"#!/bin/sh\ntouch '{tmp_path}/ran'\n")
+    (tmp_path / "watcher").chmod(0o755)
+    _git(tmp_path, "config", "core.fsmonitor", str(tmp_path / "watcher"))
     assert _found(tmp_path) == head
     with (package / "__init__.py").open("a") as file:
         file.write("changed = True\n")
     assert _found(tmp_path) == f"{head}, changed"
+    assert not (tmp_path / "ran").exists(), "nothing that the checkout names is run"
 
 
 def test_it_is_asked_once() -> None:

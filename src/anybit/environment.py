@@ -55,7 +55,9 @@ def commit() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    # Without the file watcher that a checkout's own settings may name, which is a program.
+    command = ["git", "-c", "core.fsmonitor=false", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
 
 
