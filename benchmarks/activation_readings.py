@@ -32,6 +32,7 @@ def readings() -> Iterator[dict[str, Any]]:
     for rule in ("minmax", "cover", "mse"):
         yield {"grid": "full", "rule": rule, "images": 1000, "quantize_image": True}
         yield {"grid": "full", "rule": rule, "images": 64, "quantize_image": False}
+        yield {"grid": "unsigned", "rule": rule, "images": 64, "quantize_image": False}
     yield {"grid": "full", "rule": "running", "images": 1000, "quantize_image": True}
 
 
@@ -51,9 +52,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--widths", nargs="+", default=WIDTHS)
+    parser.add_argument("--image-kept", action="store_true", help="only the readings that leave the image as it is")
     given = parser.parse_args()
     result: dict[str, Any] = {"environment": environment(), "readings": []}
-    for reading, path in itertools.product(readings(), given.runs):
+    wanted = [reading for reading in readings() if not (given.image_kept and reading["quantize_image"])]
+    for reading, path in itertools.product(wanted, given.runs):
         accuracy = scores(path, reading, tuple(given.widths))
         result["readings"].append({"run": path.name, **reading, "accuracy": accuracy})
         print(path.name, reading, accuracy, flush=True)

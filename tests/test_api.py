@@ -149,7 +149,7 @@ def test_bad_input_is_named(mlp: nn.Module, clients: list[Arrays], held_out: Arr
 def test_learned_steps_move_and_are_saved(mlp: nn.Module, clients: list[Arrays], held_out: Arrays, tmp_path: Path,
                                           variant: anybit.Variant) -> None:
     ranges = anybit.RangeOptions(learned=True)
-    client = anybit.ClientOptions(lr=0.1, batch_size=16, step_lr=0.5)
+    client = anybit.ClientOptions(lr=0.1, batch_size=16, step_lr=0.1)
     learned = anybit.fit(mlp, clients, held_out, variant, ranges=ranges, path=tmp_path / "r",
                          **{**FAST, "client": client})  # type: ignore[arg-type]
     plain = anybit.fit(mlp, clients, held_out, variant, **{**FAST, "rounds": 1})  # type: ignore[arg-type]

@@ -55,9 +55,10 @@ class ClientOptions:
     batch_size: int = 64
     epochs: int = 1
     step_lr: float = 0.01
-    """Learning rate of learned steps (on log Δ)."""
+    """Learning rate of learned steps, and the most that a local step changes log Δ."""
     clip: float | None = None
-    """The longest gradient of a local step: a longer one is shortened to it, one that is not finite is left out."""
+    """The longest gradient of a local step, learned steps aside: a longer one is shortened to it, one that is not finite is
+    left out."""
 
     def __post_init__(self) -> None:
         _at_least(1, batch_size=self.batch_size, epochs=self.epochs)

@@ -70,19 +70,22 @@ def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExam
 
 
 def _learned_steps(w: Tensors, steps: Tensors, scale: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Δ = Δ_start·exp(s), with the gradient of s = log(Δ/Δ_start) scaled by 1/√(N·high)."""
+    """Δ = Δ_start·exp(s), with the gradient of s = log(Δ/Δ_start) scaled."""
     out = {}
     for name, log_step in w.items():
         if name.startswith(LOG_STEP):
-            site = name.removeprefix(LOG_STEP)
-            scaled = log_step * scale[site]
-            out[site] = steps[site] * torch.exp(scaled + (log_step - scaled).detach())
+            site, now = name.removeprefix(LOG_STEP), log_step.detach()
+            out[site] = steps[site] * torch.exp(now + scale[site] * (log_step - now))
     return out
 
 
 def learned_step_scale(prepared: nn.Module, w: Tensors, features: Mapping[str, Tensor],
                        table: StepTable) -> dict[str, Tensor]:
-    """LSQ's gradient scale per site and bit-width: 1/√(N·high), N the size of the weight or of one image's activation."""
+    """Per site and bit-width g/Δ_start², so that at the start s moves as Δ does in LSQ.
+
+    There δΔ = −η·g·∂L/∂Δ with g = 1/√(N·high), N the size of the weight or of one image's activation; with
+    Δ = Δ_start·exp(s) that is δs = −η·(g/Δ²)·∂L/∂s. Δ_start, as 1/Δ² would run away with a step that shrinks.
+    """
     out = {}
     for name, site in quantizers(prepared).items():
         if site.transform is None:
@@ -90,5 +93,5 @@ def learned_step_scale(prepared: nn.Module, w: Tensors, features: Mapping[str, T
         size = float(w[weight_sites(prepared)[name]].numel() if site.kind == "weights" else features[name])
         steps = table.steps[name]
         high = limits(all_bits(steps.device), site.grid)[1].reshape(-1, *[1] * (steps.dim() - 1))
-        out[name] = (size * high) ** -0.5
+        out[name] = (size * high) ** -0.5 / steps.square()
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,11 @@ from anybit.build import build_task
 from anybit.config import Config
 from anybit.errors import ConfigError, ModelError
 from anybit.evaluation import Evaluator, calibration_images
+from anybit.export import exporting
 from anybit.export.exporting import Exporter, Options
 from anybit.export.reference import outputs, reference
 from anybit.export.subject import Subject
-from anybit.export.verify import kernels, onnx_outputs, session
+from anybit.export.verify import int8_is_exact, kernels, onnx_outputs, session
 from anybit.quant.grid import Width
 from anybit.quant.sites import SiteOptions
 from anybit.schema import read
@@ -87,6 +89,23 @@ def test_older_and_newer_opsets(subject: Subject, tmp_path: Path, opset: int, ty
         kinds = {onnx.TensorProto.DataType.Name(t.data_type) for t in graph.initializer}
         kinds |= {t.name for t in graph.initializer}
         assert types[8 if width.weights == 4 else 2] in kinds
+
+
+def test_int8_weights_are_taken_where_they_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    for exact in (True, False):
+        monkeypatch.setattr(exporting, "int8_is_exact", lambda exact=exact: exact)
+        assert Options().signed == (x86 and exact)
+        assert Options(operands="int8").signed
+        assert not Options(operands="uint8").signed
+
+
+def test_a_processor_that_saturates_is_found_out(subject: Subject, tmp_path: Path) -> None:
+    """8-bit weights as int8 lose accuracy just where the probe says so; whatever it says, `auto` loses none."""
+    artifact = Exporter(subject, tmp_path, Options(operands="int8")).export(Width(8, 8))
+    assert artifact.rejected == (not int8_is_exact())
+    assert ("use --operands uint8" in artifact.verdict.problem) == artifact.rejected
+    assert not Exporter(subject, tmp_path, Options()).export(Width(8, 8)).rejected
 
 
 @pytest.mark.parametrize("operands", ["uint8", "int8"])

@@ -51,12 +51,24 @@ def test_client_update_by_hand() -> None:
     assert losses.tolist() == pytest.approx([0.5, 0.125])
 
 
+def values(g: dict[str, torch.Tensor]) -> dict[str, object]:
+    return {n: x.tolist() for n, x in g.items()}
+
+
 def test_a_gradient_is_shortened_as_a_whole() -> None:
-    g = [torch.tensor([3.0]), torch.tensor([[0.0], [4.0]])]
-    assert [x.tolist() for x in clipped(g, 1.0)] == [[pytest.approx(0.6)], [[0.0], [pytest.approx(0.8)]]]
-    assert [x.tolist() for x in clipped(g, 5.0)] == [x.tolist() for x in clipped(g, None)] == [[3.0], [[0.0], [4.0]]]
+    g = {"a": torch.tensor([3.0]), "b": torch.tensor([[0.0], [4.0]])}
+    assert values(clipped(g, 1.0)) == {"a": [pytest.approx(0.6)], "b": [[0.0], [pytest.approx(0.8)]]}
+    assert values(clipped(g, 5.0)) == values(clipped(g, None)) == {"a": [3.0], "b": [[0.0], [4.0]]}
     for value in (float("inf"), float("nan"), 3e38):
-        assert [x.tolist() for x in clipped([g[0], torch.tensor([value, 1.0])], 1.0)] == [[0.0], [0.0, 0.0]]
+        assert values(clipped({**g, "b": torch.tensor([value, 1.0])}, 1.0)) == {"a": [0.0], "b": [0.0, 0.0]}
+
+
+def test_a_learned_step_is_bounded_by_itself_and_shortens_no_other() -> None:
+    """Within ±1 whatever the weights' gradient is; left out with it where that is not finite."""
+    g = {"a": torch.tensor([3.0, 4.0]), "log_step/a": torch.tensor([-70.0, 0.5, 2.0])}
+    assert values(clipped(g, None)) == values(clipped(g, 5.0)) == {"a": [3.0, 4.0], "log_step/a": [-1.0, 0.5, 1.0]}
+    assert values(clipped(g, 1.0)) == {"a": [pytest.approx(0.6), pytest.approx(0.8)], "log_step/a": [-1.0, 0.5, 1.0]}
+    assert values(clipped({**g, "a": torch.tensor([float("nan")])}, 1.0)) == {"a": [0.0], "log_step/a": [0.0, 0.0, 0.0]}
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -17,7 +17,7 @@ from anybit.export.graph import DEFAULT_OPSET
 from anybit.export.onnx_model import OnnxExporter
 from anybit.export.reference import outputs, reference
 from anybit.export.subject import Subject, check_width
-from anybit.export.verify import Verdict, kernels, missing_kernels, onnx_outputs, verdict
+from anybit.export.verify import Verdict, int8_is_exact, kernels, missing_kernels, onnx_outputs, verdict
 from anybit.files import writing
 from anybit.quant.grid import FLOAT, Width, quantize
 from anybit.tensors import write_bytes
@@ -36,7 +36,8 @@ class Options:
     opset: int = DEFAULT_OPSET
     """ONNX opset: 21 has native 4-bit weights, 25 native 2-bit weights; below, bit streams."""
     operands: Operands = "auto"
-    """Weights of integer kernels as uint8 (runs everywhere) or int8 (fastest on x86); auto: int8 on an x86 machine."""
+    """Weights of integer kernels as uint8 (runs everywhere) or int8 (fastest on x86); auto: int8 on an x86 machine that
+    multiplies them exactly."""
     exact: bool = False
     """No 8-bit output quantizers on convolutions: ConvInteger instead of QLinearConv, slower."""
     licence: str = "other"
@@ -44,7 +45,8 @@ class Options:
 
     @property
     def signed(self) -> bool:
-        return self.operands == "int8" or (self.operands == "auto" and platform.machine() in ("x86_64", "AMD64"))
+        return self.operands == "int8" or (self.operands == "auto" and platform.machine() in ("x86_64", "AMD64")
+                                           and int8_is_exact())
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,9 @@ class Exporter:
         found = kernels(path)
         judged = verdict(self.subject, reference(self.subject, width), reference(self.subject, width, model.added),
                          onnx_outputs(path, self.subject), missing_kernels(found, model.kernels))
+        if judged.problem and model.kernels and self.options.signed and not int8_is_exact():
+            judged = judged._replace(problem=f"{judged.problem} (this processor saturates sums of uint8 by int8 products: "
+                                             "use --operands uint8)")
         integer = {kind: n for kind, n in found.items() if any(kind.startswith(wanted) for wanted in model.kernels)}
         return self._kept(Artifact(path.name, str(width), "onnx", path.stat().st_size, self.fp32.stat().st_size,
                                    self._counts(width), judged, model.storage, integer, model.added.words(),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from anybit.export.extras import need
+from anybit.export.graph import DEFAULT_OPSET
 from anybit.export.reference import agreement, metric, outputs
 from anybit.export.subject import Subject
 
@@ -55,6 +58,25 @@ def session(path: Path, threads: int = 1, optimized: Path | None = None) -> Any:
     if optimized is not None:
         options.optimized_model_filepath = str(optimized)
     return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+@functools.cache
+def int8_is_exact() -> bool:
+    """Whether this machine's ONNX Runtime multiplies uint8 by int8 without loss.
+
+    x86 processors without VNNI add two products in 16 bits: 255·127 twice is more than 32,767 and is cut off there.
+    """
+    onnx, rows, inner, columns = need("onnx"), 4, 64, 16
+    kinds = onnx.TensorProto
+    info = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMulInteger", ["x", "w"], ["y"])], "products",
+        [info("x", kinds.UINT8, (rows, inner)), info("w", kinds.INT8, (inner, columns))],
+        [info("y", kinds.INT32, (rows, columns))])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", DEFAULT_OPSET)], ir_version=10)
+    running = need("onnxruntime").InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    sums = running.run(None, {"x": np.full((rows, inner), 255, np.uint8), "w": np.full((inner, columns), 127, np.int8)})[0]
+    return bool((sums == 255 * 127 * inner).all())
 
 
 def onnx_outputs(path: Path, subject: Subject) -> Tensor:

@@ -5,7 +5,7 @@ The variants differ in the loss alone: f(w), f(w) + λ·L_KURE(w), f(w + noise),
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,18 +61,23 @@ def client_update(w: Tensors, steps: Tensors, width: Tensor, batches: Iterable[B
 def sgd_step(w: Tensors, steps: Tensors, width: Tensor, xi: Batch, loss: Loss, lr: Mapping[str, float],
              clip: float | None = None) -> tuple[dict[str, Tensor], Tensor]:
     """w − η_c·∇f*(w; ξ), and f(w; ξ). A padded batch has ξ.real = 0 and changes nothing."""
-    g, value = torch.func.grad(loss, has_aux=True)(w, steps, width, xi)
-    g = dict(zip(g, clipped(list(g.values()), clip), strict=True))
+    found, value = torch.func.grad(loss, has_aux=True)(w, steps, width, xi)
+    g = clipped(found, clip)
     return {n: w[n] - lr[n] * xi.real * g[n] for n in w}, value
 
 
-def clipped(gradients: Sequence[Tensor], most: float | None) -> Sequence[Tensor]:
-    """g·min(1, most/‖g‖), ‖g‖ over all of them together; nothing where ‖g‖ is not finite. None: as they are."""
+def clipped(gradients: Tensors, most: float | None) -> dict[str, Tensor]:
+    """g·min(1, most/‖g‖), ‖g‖ over all weights together; nothing where ‖g‖ is not finite. None: as they are.
+
+    That of a learned step lies within ±1 in any case: a local step changes it by its learning rate at most.
+    """
+    g = {n: g.clamp(-1, 1) if n.startswith(LOG_STEP) else g for n, g in gradients.items()}
     if most is None:
-        return gradients
-    norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+        return g
+    norm = torch.stack([part.square().sum() for n, part in g.items() if not n.startswith(LOG_STEP)]).sum().sqrt()
     factor = most / norm.clamp_min(most)
-    return [torch.where(torch.isfinite(norm), g * factor, 0.0) for g in gradients]
+    return {n: torch.where(torch.isfinite(norm), part if n.startswith(LOG_STEP) else part * factor, 0.0)
+            for n, part in g.items()}
 
 
 def sgd_step_alone(w: Tensors, steps: Tensors, width: Tensor, xi: Batch, loss: Loss, lr: Mapping[str, float],
@@ -85,8 +90,8 @@ def sgd_step_alone(w: Tensors, steps: Tensors, width: Tensor, xi: Batch, loss: L
         leaves = {n: lay(p).detach().requires_grad_() for n, p in w.items()}
         objective, value = loss(leaves, steps, width, xi)
         found = torch.autograd.grad(objective, list(leaves.values()), materialize_grads=True)
-    gradients = clipped(found, clip)
-    return {n: torch.add(p.detach(), g, alpha=-lr[n]) for (n, p), g in zip(leaves.items(), gradients, strict=True)}, value
+    g = clipped(dict(zip(leaves, found, strict=True)), clip)
+    return {n: torch.add(p.detach(), g[n], alpha=-lr[n]) for n, p in leaves.items()}, value
 
 
 @dataclass(frozen=True)
