@@ -25,12 +25,12 @@ def output(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs[:, 0]
 
 
-def one_client(x: float) -> Training:
+def one_client(x: float, scale: float = 1.0, kind: torch.dtype = torch.float64) -> Training:
     """One image (x, x), weights 0.6 and −0.4. At 3 bits Δ = 1/7: 0.6 is clipped to 3Δ, −0.4 = −2.8Δ is rounded to −3Δ."""
-    layer = nn.Linear(2, 1, bias=False).double()
+    layer = nn.Linear(2, 1, bias=False).to(kind)
     with torch.no_grad():
-        layer.weight.copy_(torch.tensor([[0.6, -0.4]]))
-    images = Examples(torch.full((1, 2), x, dtype=torch.float64), torch.zeros(1, dtype=torch.int64))
+        layer.weight.copy_(scale * torch.tensor([[0.6, -0.4]], dtype=kind))
+    images = Examples(torch.full((1, 2), x, dtype=kind), torch.zeros(1, dtype=torch.int64))
     config = Config(cohort=1, client=ClientOptions(lr=0.1, batch_size=1, step_lr=RATE), ranges=RangeOptions(learned=True))
     task = Task(nn.Sequential(layer), qat(3), Data(images, images), [np.arange(1)], output, output)
     run = Training(task, config)
@@ -56,6 +56,12 @@ def test_a_local_step_moves_a_step_as_lsq_does() -> None:
 
 def test_a_local_step_changes_a_step_by_its_learning_rate_at_most() -> None:
     assert float(moved(one_client(100.0))[BITS_3]) == pytest.approx(-RATE)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_weights_of_any_size_move_no_step_out_of_sight(scale: float) -> None:
+    """Δ² leaves float32 at both ends."""
+    assert bool(moved(one_client(1.0, scale, torch.float32)).isfinite().all())
 
 
 def test_the_table_follows_the_logarithm() -> None:

@@ -93,5 +93,5 @@ def learned_step_scale(prepared: nn.Module, w: Tensors, features: Mapping[str, T
         size = float(w[weight_sites(prepared)[name]].numel() if site.kind == "weights" else features[name])
         steps = table.steps[name]
         high = limits(all_bits(steps.device), site.grid)[1].reshape(-1, *[1] * (steps.dim() - 1))
-        out[name] = (size * high) ** -0.5 / steps.square()
+        out[name] = (size * high) ** -0.5 / steps.square().clamp_min(torch.finfo(steps.dtype).tiny)
     return out
