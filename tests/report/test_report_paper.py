@@ -135,6 +135,16 @@ def test_what_the_paper_does_not_say_stands_below_the_table() -> None:
     runs = [result(f"paper/cifar10-resnet20/{name}", 1, dict.fromkeys(BITS, 50.0)) for name in ("baseline", "qat2-a")]
     (table,) = (table for table in compare(runs).tables if table.number == "Table 9")
     assert "Not in the paper (QAT (A-2)): client.clip = 10, the longest gradient of a local step." in paper_text.notes(table)
+    assert not any("steps" in note.lower() for note in paper_text.notes(table)), "they come from the same rule in both"
+
+
+def test_where_steps_come_from_stands_below_the_table_if_columns_differ_in_it() -> None:
+    names = ("baseline", "qat4", "mqat", "mqat-a")
+    runs = [result(f"paper/cifar10-resnet20/{name}", 1, dict.fromkeys(BITS, 50.0)) for name in names]
+    notes = {table.number: paper_text.notes(table) for table in compare(runs).tables}
+    assert "Steps are learned (QAT (W-4)): ranges.learned = true; in other columns they are not." in notes["Table 5"]
+    assert "Activation steps (Baseline): ranges.activations = minmax." in notes["Table 9"]
+    assert "Activation steps (MQAT-A): ranges.activations = mse." in notes["Table 9"]
 
 
 def test_femnist_has_no_figures_but_a_claim() -> None:

@@ -89,7 +89,7 @@ def _signed(points: float) -> str:
 
 
 def notes(table: ComparedTable) -> list[str]:
-    """What a reader of the table must know: seeds, split, settings of ours that differ, and doubted figures."""
+    """What a reader of the table must know: seeds, split, steps, settings of ours that differ, and doubted figures."""
     lines, known = [], facts()
     configs = {column.title: from_recipe(column.recipe) for column in measured(table)}
     for seeds in dict.fromkeys(column.seeds for column in measured(table)):
@@ -97,6 +97,12 @@ def notes(table: ComparedTable) -> list[str]:
         lines.append(f"Seeds {', '.join(map(str, seeds))}: {', '.join(names)}.")
     for split in dict.fromkeys(_split(config) for config in configs.values()):
         lines.append(f"Clients: {split}.")
+    if names := [title for title, config in configs.items() if config.ranges.learned]:
+        lines.append(f"Steps are learned ({', '.join(names)}): ranges.learned = true; in other columns they are not.")
+    rules = list(dict.fromkeys(config.ranges.activations for config in configs.values()))
+    for rule in rules if len(rules) > 1 else ():
+        names = [title for title, config in configs.items() if config.ranges.activations == rule]
+        lines.append(f"Activation steps ({', '.join(names)}): ranges.activations = {rule}.")
     for clip in dict.fromkeys(config.client.clip for config in configs.values() if config.client.clip):
         names = [title for title, config in configs.items() if config.client.clip == clip]
         lines.append(f"Not in the paper ({', '.join(names)}): client.clip = {clip:g}, the longest gradient of a local step.")
