@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 SOURCES := $(shell find src -name '*.py' -o -name '*.toml')
 
-.PHONY: demo test test-browser test-executorch test-fleet test-kernels lint lock audit clean
+.PHONY: demo test test-browser test-executorch test-fleet test-kernels net net-renew lint lock audit clean
 
 demo: runs/demo/fedavg/evaluation.json runs/demo/mqat/evaluation.json
 	@$(BIN)/anybit report runs/demo/fedavg runs/demo/mqat --out runs/demo/report
@@ -37,6 +37,15 @@ test-fleet: $(READY)
 test-kernels: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check triton==3.6.0
 	$(BIN)/pytest -m kernels
+
+# Tiny runs of everything at another commit and here, every file compared: make net BASE=HEAD~1
+net: $(READY)
+	$(BIN)/python tools/net/compare.py $(BASE)
+
+# After an intended change of draws, splits, initial weights, start steps or public names; say why in the changelog.
+net-renew: $(READY)
+	$(BIN)/python -m tests.net.fingerprints
+	$(BIN)/python -m tests.net.public_names
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks tools
