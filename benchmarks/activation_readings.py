@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from anybit import Run, evaluate
-from anybit.build import build_data
 from anybit.config import RangeOptions
 from anybit.environment import environment
 from anybit.quant.sites import SiteOptions
 from anybit.randomness import generator
+from anybit.training.build import build_data
 
 WIDTHS = ("A8", "A6", "A4", "A3", "A2")
 

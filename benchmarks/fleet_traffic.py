@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anybit.build import build_task, settled
 from anybit.config import from_recipe
 from anybit.engines import Engine, Part
 from anybit.environment import environment
@@ -26,8 +25,9 @@ from anybit.fleet.wire import layout, payload_bytes, read_tensors, to_record
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.sites import prepare
 from anybit.randomness import key
-from anybit.run import Training
-from anybit.task import Trained
+from anybit.training.build import build_task, settled
+from anybit.training.loop import Training
+from anybit.training.task import Trained
 
 WIDTHS = ("FP32", "W8", "W6", "W4", "W3", "W2")
 UPLINKS = (FLOAT, 8, 4)

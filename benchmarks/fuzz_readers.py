@@ -17,7 +17,6 @@ from torch import nn
 import anybit
 from anybit import recipes
 from anybit.api import Run
-from anybit.build import written_out
 from anybit.config import Config, from_recipe
 from anybit.data import cache, sources
 from anybit.data.cache import Manifest
@@ -26,18 +25,19 @@ from anybit.errors import RunError
 from anybit.export.archive import FORMAT, read_archive
 from anybit.export.fleet import read_fleet
 from anybit.export.packing import pack
-from anybit.folder import RunFolder
 from anybit.quant.grid import Width
 from anybit.quant.ranges import StepTable
 from anybit.report import accuracy_table, read_runs
 from anybit.report.paper import compare
 from anybit.report.paper_text import as_json
 from anybit.results import read_results, write_results
-from anybit.run import Training
 from anybit.schema import plain, read
 from anybit.sweep import SweepFolder, groups, plan
-from anybit.task import Task
 from anybit.tensors import read_json, save, to_bytes
+from anybit.training.build import written_out
+from anybit.training.loop import Training
+from anybit.training.run_folder import RunFolder
+from anybit.training.task import Task
 
 FLEET = """[[device]]
 name = "phone"

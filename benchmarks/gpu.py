@@ -32,8 +32,8 @@ from anybit.engines import Engine, Sequential, Stacked
 from anybit.environment import environment
 from anybit.lockstep import Runs
 from anybit.models import lenet5, resnet20
-from anybit.run import Training
-from anybit.task import Task
+from anybit.training.loop import Training
+from anybit.training.task import Task
 from anybit.variants import Variant, baseline, mqat
 
 CLIENTS, BATCH, STEPS = 10, 64, 8

@@ -22,8 +22,8 @@ from anybit.data.examples import Data, Examples
 from anybit.engines import Stacked
 from anybit.environment import environment
 from anybit.models import lenet5, resnet18
-from anybit.run import Training
-from anybit.task import Task, Watch
+from anybit.training.loop import Training
+from anybit.training.task import Task, Watch
 from anybit.variants import baseline, mqat
 
 CADENCE = 100

@@ -27,7 +27,7 @@ from anybit.federated.weights import learned_table, weights
 from anybit.kernels.convolution import conv2d
 from anybit.kernels.norm import norm_relu
 from anybit.quant.grid import Width
-from anybit.run import Training
+from anybit.training.loop import Training
 from anybit.variants import mqat
 from tests.parity.cases import SIZES, VARIANTS, training, with_decay
 

@@ -25,17 +25,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 from torch.nn.functional import interpolate
 
-from anybit.build import build_split, build_variant
 from anybit.config import Config
 from anybit.data.examples import Data, Examples
 from anybit.data.sources import digits
 from anybit.environment import environment
-from anybit.folder import RunFolder
 from anybit.models import lenet5
 from anybit.report import accuracy_table, read_runs
-from anybit.run import Training
 from anybit.schema import plain, read
-from anybit.task import Progress, Task, Watch
+from anybit.training.build import build_split, build_variant
+from anybit.training.loop import Training
+from anybit.training.run_folder import RunFolder
+from anybit.training.task import Progress, Task, Watch
 
 WINDOW = 100
 

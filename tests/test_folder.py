@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from anybit.errors import RunError
-from anybit.folder import RunFolder
-from anybit.follower import Follower
+from anybit.training.follower import Follower
+from anybit.training.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from anybit.data.examples import Data, Examples
 from anybit.engines import Sequential
 from anybit.federated.weights import learned_table
 from anybit.quant.grid import BITS
-from anybit.run import Training
-from anybit.task import Task
+from anybit.training.loop import Training
+from anybit.training.task import Task
 from anybit.variants import qat
 from tests.gathered import gathered
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from anybit import recipes
-from anybit.build import build_variant, settled
 from anybit.config import from_recipe
 from anybit.paper import Cell, facts, recipe_of
 from anybit.quant.grid import Width
+from anybit.training.build import build_variant, settled
 
 BITS = (32, 8, 6, 4, 3, 2)
 WEIGHTS = {"baseline", "kure", "apqn4", "apqn2", "qat4", "qat2", "mqat"}

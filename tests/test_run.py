@@ -9,7 +9,7 @@ from torch import nn
 
 import anybit
 from anybit.errors import Diverged
-from anybit.folder import RunFolder
+from anybit.training.run_folder import RunFolder
 
 Arrays = tuple[np.ndarray, np.ndarray]
 

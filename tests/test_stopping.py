@@ -17,10 +17,10 @@ from torch import nn
 
 import anybit
 from anybit.errors import Interrupted
-from anybit.folder import RunFolder
-from anybit.run import Training
-from anybit.stopping import stoppable
-from anybit.task import Progress, Watch
+from anybit.training.loop import Training
+from anybit.training.run_folder import RunFolder
+from anybit.training.stopping import stoppable
+from anybit.training.task import Progress, Watch
 from anybit.variants import mqat
 from tests.parity.cases import training
 

@@ -17,13 +17,13 @@ import torch
 
 from anybit.config import ComputeOptions, Config, EngineName, from_recipe
 from anybit.errors import ConfigError, RunError
-from anybit.folder import RunFolder
 from anybit.lockstep import train_side_by_side
 from anybit.results import read_results, write_results
-from anybit.run import Training
 from anybit.schedule import SweepWatch, train_group, train_sweep
 from anybit.sweep import SweepFolder, group_key, groups, plan
-from anybit.task import Progress, Task
+from anybit.training.loop import Training
+from anybit.training.run_folder import RunFolder
+from anybit.training.task import Progress, Task
 
 MODELS = '''
 import torch

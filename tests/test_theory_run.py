@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from anybit.api import Run
-from anybit.build import build_task
 from anybit.config import ClientOptions, Component, Config
 from anybit.errors import ConfigError
 from anybit.federated.server import ServerOptions
-from anybit.folder import RunFolder
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions
-from anybit.run import Training
 from anybit.schema import plain
 from anybit.theory_estimates import Given
 from anybit.theory_run import clipped_share, run_bound
+from anybit.training.build import build_task
+from anybit.training.loop import Training
+from anybit.training.run_folder import RunFolder
 
 MODULE = '''
 import numpy as np, torch

@@ -12,9 +12,9 @@ import work
 from anybit.config import ClientOptions, ComputeOptions, Config
 from anybit.data.examples import Data, Examples
 from anybit.federated.server import ServerOptions
-from anybit.machine import convolution
-from anybit.run import Training
-from anybit.task import Task
+from anybit.training.loop import Training
+from anybit.training.machine import convolution
+from anybit.training.task import Task
 from anybit.variants import apqn, baseline, kure, mqat
 
 

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from anybit.config import ClientOptions, ComputeOptions, Config, EvaluationOptions, RangeOptions
     from anybit.data.examples import Pipeline
     from anybit.errors import AnybitError
-    from anybit.evaluation import Score
     from anybit.federated.sampling import SamplingOptions
     from anybit.federated.server import ServerOptions
     from anybit.quant.grid import Width
     from anybit.quant.ranges import StepTable
     from anybit.quant.sites import SiteOptions, prepare, replace_batchnorm
+    from anybit.training.evaluation import Score
     from anybit.variants import Variant, apqn, baseline, kure, mqat, qat
 
 _HOME = {
@@ -26,7 +26,7 @@ _HOME = {
     "anybit.config": ("ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "RangeOptions"),
     "anybit.data.examples": ("Pipeline",),
     "anybit.errors": ("AnybitError",),
-    "anybit.evaluation": ("Score",),
+    "anybit.training.evaluation": ("Score",),
     "anybit.federated.sampling": ("SamplingOptions",),
     "anybit.federated.server": ("ServerOptions",),
     "anybit.quant.grid": ("Width",),

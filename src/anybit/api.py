@@ -15,26 +15,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anybit.build import build_task
-from anybit.calibration import calibrated
 from anybit.config import ClientOptions, Component, ComputeOptions, Config, EngineName, EvaluationOptions, RangeOptions
 from anybit.data.examples import Data, Examples, Pipeline, as_examples
 from anybit.environment import environment
 from anybit.errors import ConfigError, DataError, Interrupted, ModelError, RunError
-from anybit.evaluation import Evaluator, Score
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
 from anybit.federated.weights import learned_table, trainable
-from anybit.folder import RunFolder
-from anybit.follower import Follower
 from anybit.objective import PerExample, accuracy, cross_entropy
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import Kind, SiteOptions, step_shapes
-from anybit.run import Training
 from anybit.schema import plain, read
-from anybit.stopping import stoppable
-from anybit.task import Progress, Task, Trained, Watch
+from anybit.training.build import build_task
+from anybit.training.engine_choice import calibrated
+from anybit.training.evaluation import Evaluator, Score
+from anybit.training.follower import Follower
+from anybit.training.loop import Training
+from anybit.training.run_folder import RunFolder
+from anybit.training.stopping import stoppable
+from anybit.training.task import Progress, Task, Trained, Watch
 from anybit.variants import Steps, Variant, baseline, mqat
 
 if TYPE_CHECKING:

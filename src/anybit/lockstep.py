@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anybit.build import MODELS
 from anybit.config import Component, Config
 from anybit.engines import Stacked
 from anybit.engines.base import Program
@@ -23,9 +22,10 @@ from anybit.federated.algorithm import ClientStep, State, Tensors, client_update
 from anybit.federated.cohort import Cohort, join
 from anybit.federated.robust import combiner
 from anybit.objective import STRENGTHS
-from anybit.run import Training
 from anybit.schema import plain
-from anybit.task import Trained
+from anybit.training.build import MODELS
+from anybit.training.loop import Training
+from anybit.training.task import Trained
 
 _OF_ITS_OWN = ("seed", "split", "model", "variant", "ranges", "evaluation", "checkpoint_every")
 """What runs side by side may differ in, if their operations are the same."""

@@ -11,15 +11,15 @@ import sys
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from anybit.build import DATA, SPLITS, Registry, build_functions, build_model, build_variant, written_out
-from anybit.checks import check_ranges
 from anybit.config import Config
 from anybit.data import sources, splits
 from anybit.federated.sampling import check_cohort
 from anybit.kernels.native import check_compiler
-from anybit.machine import open_engine, pick_device
 from anybit.quant.sites import prepare
 from anybit.schema import plain, read_arguments
+from anybit.training.build import DATA, SPLITS, Registry, build_functions, build_model, build_variant, written_out
+from anybit.training.checks import check_ranges
+from anybit.training.machine import open_engine, pick_device
 
 _OF_THE_DATA = ("seed", "labels", "coarse", "ids")
 """Arguments of a split that no recipe sets."""

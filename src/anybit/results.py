@@ -13,13 +13,13 @@ from typing import Any
 from anybit.config import Config
 from anybit.errors import ConfigError, RunError
 from anybit.files import writing
-from anybit.folder import RunFolder
 from anybit.recipes import toml_value
-from anybit.records import check_scores, checked_evaluation, checked_metrics, total_seconds
 from anybit.schema import plain, read
 from anybit.settings import compared
 from anybit.sweep import SweepFolder, is_sweep
 from anybit.tensors import read_json, write_bytes
+from anybit.training.records import check_scores, checked_evaluation, checked_metrics, total_seconds
+from anybit.training.run_folder import RunFolder
 
 Scores = Mapping[str, Mapping[str, float]]
 """{width: {"loss": …, "metric": …}}."""

@@ -12,20 +12,20 @@ from typing import Literal
 import torch
 
 from anybit.api import Run
-from anybit.build import build_data, build_task, settled
-from anybit.calibration import calibrated
 from anybit.config import Config
 from anybit.data.examples import Data
 from anybit.engines import Stacked
 from anybit.environment import environment
 from anybit.errors import AnybitError, Interrupted
-from anybit.folder import RunFolder
 from anybit.lockstep import Outcome, program_key, train_side_by_side
-from anybit.machine import convolution, pick_device
-from anybit.run import Training
 from anybit.schema import plain
 from anybit.sweep import PlannedRun, SweepFolder, groups
-from anybit.task import Progress, Trained, Watch
+from anybit.training.build import build_data, build_task, settled
+from anybit.training.engine_choice import calibrated
+from anybit.training.loop import Training
+from anybit.training.machine import convolution, pick_device
+from anybit.training.run_folder import RunFolder
+from anybit.training.task import Progress, Trained, Watch
 
 State = Literal["waiting", "running", "done", "failed"]
 

@@ -18,9 +18,9 @@ from anybit import recipes
 from anybit.config import Config, from_recipe
 from anybit.errors import AnybitError, ConfigError, RunError
 from anybit.files import writing
-from anybit.folder import locked
 from anybit.schema import plain, read
 from anybit.tensors import read_json, stale, write_json
+from anybit.training.run_folder import locked
 
 _SHARED = ("data", "engine", "device", "threads", "compute")
 """What runs of a group have in common: one copy of the data, and settings of the whole process."""

@@ -15,12 +15,12 @@ from torch import Tensor
 from anybit.config import Config
 from anybit.errors import ConfigError
 from anybit.federated.cohort import Batch, build_cohort
-from anybit.machine import pick_device
 from anybit.objective import client_loss
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.sites import prepare, quantizers
 from anybit.randomness import generator
-from anybit.task import Task
+from anybit.training.machine import pick_device
+from anybit.training.task import Task
 
 SAMPLED_CLIENTS = 10
 """Clients whose gradients are measured."""

@@ -27,10 +27,10 @@ def test_own_arrays(capsys: pytest.CaptureFixture[str]) -> None:
 def test_hub_id_and_columns(tmp_path: Path, write_parquet: Callable[..., Path]) -> None:
     from typer.testing import CliRunner
 
-    from anybit.build import build_task
     from anybit.cli.data import app
     from anybit.config import from_recipe
-    from anybit.run import Training
+    from anybit.training.build import build_task
+    from anybit.training.loop import Training
 
     recipe, draw = tmp_path / "flowers.toml", np.random.default_rng(0)
     recipe.write_text(block("toml"))

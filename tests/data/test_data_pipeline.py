@@ -13,8 +13,8 @@ from anybit.data.examples import Data, Examples, Pipeline
 from anybit.errors import DataError
 from anybit.federated.cohort import build_cohort
 from anybit.quant.grid import Width
-from anybit.run import Training
-from anybit.task import Task
+from anybit.training.loop import Training
+from anybit.training.task import Task
 from anybit.variants import mqat
 from tests.gathered import ENGINES, gathered
 

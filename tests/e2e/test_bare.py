@@ -16,14 +16,14 @@ SOURCE = Path(__file__).parents[2] / "src"
 
 CORE = """
 import json, pathlib, sys
-import anybit.build
+import anybit.training.build
 from anybit.config import Config
-from anybit.folder import RunFolder
-from anybit.run import Training
+from anybit.training.run_folder import RunFolder
+from anybit.training.loop import Training
 from anybit.schema import read
 sys.path.insert(0, str(pathlib.Path.cwd()))
 config = read(Config, json.loads(pathlib.Path("config.json").read_text()))
-task = anybit.build.build_task(config, ["own"])
+task = anybit.training.build.build_task(config, ["own"])
 folder = RunFolder.create(pathlib.Path("run"), json.loads(pathlib.Path("config.json").read_text()), {})
 Training(task, config).train(folder)
 loaded = {name.partition(".")[0] for name in sys.modules}

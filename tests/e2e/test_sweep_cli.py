@@ -16,13 +16,13 @@ import pytest
 from rich.console import Console
 from torch import nn
 
-from anybit.build import build_model
 from anybit.cli.main import run
 from anybit.cli.progress import SweepReporter
 from anybit.config import Config
 from anybit.errors import AnybitError, RunsFailed
 from anybit.sweep import SweepFolder, plan
-from anybit.task import Progress
+from anybit.training.build import build_model
+from anybit.training.task import Progress
 from tests.e2e.conftest import TINY
 from tests.e2e.test_cli import SAME, start, wait_for
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from anybit.engines import Stacked
 from anybit.engines.base import Program
 from anybit.errors import EngineError
-from anybit.evaluation import Evaluator
-from anybit.folder import RunFolder
-from anybit.run import Training
 from anybit.schedule import _side_by_side, train_group
 from anybit.schema import plain
-from anybit.task import Trained
+from anybit.training.evaluation import Evaluator
+from anybit.training.loop import Training
+from anybit.training.run_folder import RunFolder
+from anybit.training.task import Trained
 from anybit.variants import Variant, mqat, qat
 from tests.test_lockstep import training
 

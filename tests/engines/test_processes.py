@@ -19,10 +19,10 @@ from anybit.config import ComputeOptions, Config
 from anybit.engines import Processes, processes
 from anybit.engines.processes import _Queue
 from anybit.errors import ConfigError, EngineError
-from anybit.folder import RunFolder
-from anybit.machine import open_engine
-from anybit.run import Training
-from anybit.task import Progress, Task
+from anybit.training.loop import Training
+from anybit.training.machine import open_engine
+from anybit.training.run_folder import RunFolder
+from anybit.training.task import Progress, Task
 from tests.parity.test_engines import training
 
 Arrays = tuple[np.ndarray, np.ndarray]

@@ -12,7 +12,7 @@ from anybit.config import Config
 from anybit.engines import Sequential
 from anybit.engines.ranks import Ranks, shares
 from anybit.errors import ConfigError, EngineError
-from anybit.machine import _local_engine, pick_device
+from anybit.training.machine import _local_engine, pick_device
 
 
 def test_shares_are_balanced_whole_and_in_order() -> None:

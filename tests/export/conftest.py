@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from anybit.api import Run
-from anybit.build import build_task
 from anybit.config import Config
 from anybit.environment import environment
 from anybit.export.exporting import Exporter
 from anybit.export.subject import Subject, from_run
-from anybit.folder import RunFolder
-from anybit.run import Training
 from anybit.schema import plain, read
+from anybit.training.build import build_task
+from anybit.training.loop import Training
+from anybit.training.run_folder import RunFolder
 from tests.export.user_net import TINY
 
 

@@ -13,10 +13,8 @@ import pytest
 import torch
 
 from anybit.api import Run
-from anybit.build import build_task
 from anybit.config import Config
 from anybit.errors import ConfigError, ModelError
-from anybit.evaluation import Evaluator, calibration_images
 from anybit.export import exporting
 from anybit.export.exporting import Exporter, Options
 from anybit.export.reference import outputs, reference
@@ -25,6 +23,8 @@ from anybit.export.verify import int8_is_exact, kernels, onnx_outputs, session
 from anybit.quant.grid import Width
 from anybit.quant.sites import SiteOptions
 from anybit.schema import read
+from anybit.training.build import build_task
+from anybit.training.evaluation import Evaluator, calibration_images
 from tests.export.conftest import TRUSTED
 from tests.export.user_net import TINY, Upside
 

@@ -12,13 +12,13 @@ import torch
 from flwr.app import Error
 from flwr.supercore.task_identity import TaskIdentity
 
-from anybit.build import build_task, settled
 from anybit.config import Config, from_recipe
 from anybit.errors import AnybitError
 from anybit.fleet.client_app import app
 from anybit.fleet.flower import Context, Grid, Message, RecordDict
 from anybit.fleet.training import FleetTraining
-from anybit.task import Watch
+from anybit.training.build import build_task, settled
+from anybit.training.task import Watch
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 

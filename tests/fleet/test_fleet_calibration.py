@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from anybit.build import build_data, build_split
 from anybit.fleet.calibration import check_errors, check_seen, merged_errors, merged_seen
 from anybit.fleet.exchange import Reply
 from anybit.fleet.flower import ConfigRecord, Message, RecordDict
@@ -24,6 +23,7 @@ from anybit.quant.calibrate import (
 )
 from anybit.quant.ranges import RangeRule
 from anybit.quant.sites import SiteOptions
+from anybit.training.build import build_data, build_split
 from tests.fleet.conftest import LocalGrid, fleet, nodes, small
 
 RULES: list[RangeRule] = ["minmax", "cover", "lsq", "mse"]

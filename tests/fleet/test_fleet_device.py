@@ -22,8 +22,8 @@ from anybit.fleet.flower import ArrayRecord, ConfigRecord, Context, Message, Rec
 from anybit.fleet.node import Node
 from anybit.fleet.server_app import serve
 from anybit.fleet.wire import to_record
-from anybit.folder import RunFolder
 from anybit.quant.grid import Width
+from anybit.training.run_folder import RunFolder
 from tests.fleet.conftest import LocalGrid, fleet, nodes, small
 
 

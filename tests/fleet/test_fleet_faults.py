@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from anybit.build import build_task
 from anybit.errors import ConfigError, RunError
 from anybit.fleet.flower import Message
 from anybit.fleet.node import read_node
 from anybit.fleet.server_app import serve
 from anybit.fleet.training import FleetTraining
 from anybit.fleet.wire import layout, read_tensors, to_record
-from anybit.folder import RunFolder
-from anybit.run import Training
+from anybit.training.build import build_task
+from anybit.training.loop import Training
+from anybit.training.run_folder import RunFolder
 from tests.fleet.conftest import LocalGrid, fleet, nodes, small
 
 pytestmark = pytest.mark.usefixtures("own_models")

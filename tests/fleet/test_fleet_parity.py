@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from anybit.api import Run
-from anybit.build import build_task
-from anybit.folder import RunFolder
-from anybit.run import Training
+from anybit.training.build import build_task
+from anybit.training.loop import Training
+from anybit.training.run_folder import RunFolder
 from tests.fleet.conftest import LocalGrid, fleet, nodes, small
 
 

@@ -17,7 +17,7 @@ from anybit.errors import ConfigError, RunError
 from anybit.fleet.project import Project, write_project
 from anybit.fleet.server_app import serve
 from anybit.fleet.status import fleet_status
-from anybit.folder import RunFolder
+from anybit.training.run_folder import RunFolder
 from tests.fleet.conftest import LocalGrid, nodes, small
 
 

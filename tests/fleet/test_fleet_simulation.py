@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from anybit.api import Run
-from anybit.build import build_task, settled
 from anybit.config import from_recipe
 from anybit.fleet.project import Project
-from anybit.folder import RunFolder
-from anybit.run import Training
+from anybit.training.build import build_task, settled
+from anybit.training.loop import Training
+from anybit.training.run_folder import RunFolder
 from tests.fleet.deployment import TINY, Deployment, free_port, wait_for
 
 pytestmark = [pytest.mark.fleet, pytest.mark.usefixtures("own_models")]

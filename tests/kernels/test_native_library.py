@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from anybit import calibration
-from anybit.calibration import example_task
 from anybit.config import ComputeOptions, Config
 from anybit.errors import ConfigError
 from anybit.kernels.native import compiled, library
 from anybit.kernels.native.compiled import _fingerprint, _kept
 from anybit.models import lenet5
-from anybit.run import Training
+from anybit.training import engine_choice
+from anybit.training.engine_choice import example_task
+from anybit.training.loop import Training
 
 LOAD = "from anybit.kernels.native import library; library(); print('loaded')"
 
@@ -116,15 +116,15 @@ def test_two_processes_at_once(home: Path) -> None:
 def test_without_a_compiler_it_is_said_and_never_a_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr("anybit.run.library", library.__wrapped__)
+    monkeypatch.setattr("anybit.training.loop.library", library.__wrapped__)
     wanted = r"^compute.convolution = 'native', but there is no C\+\+ compiler .*: install g\+\+"
     with pytest.raises(ConfigError, match=wanted) as e:
         Training(example_task(lenet5(), 2, 4), Config(cohort=2, compute=ComputeOptions(convolution="native")))
     assert e.value.exit_code == 2
     assert "\n" not in str(e.value)
-    monkeypatch.setattr(calibration, "library", library.__wrapped__)
-    monkeypatch.setattr(calibration, "_seconds", lambda *given: 1.0)
-    table = calibration.measure(Config(cohort=2), example_task(lenet5(), 2, 4))
+    monkeypatch.setattr(engine_choice, "library", library.__wrapped__)
+    monkeypatch.setattr(engine_choice, "_seconds", lambda *given: 1.0)
+    table = engine_choice.measure(Config(cohort=2), example_task(lenet5(), 2, 4))
     assert {m.candidate.convolution for m in table} == {"default", "channels-last", "no-onednn"}
 
 
@@ -147,6 +147,6 @@ def test_what_cannot_be_loaded_is_said(home: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_importing_compiles_nothing(home: Path) -> None:
-    code = "import anybit, anybit.run, anybit.kernels.native, anybit.calibration"
+    code = "import anybit, anybit.training.loop, anybit.kernels.native, anybit.training.engine_choice"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "ANYBIT_DATA": str(home)}, check=True)
     assert not home.exists()

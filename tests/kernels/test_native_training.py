@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anybit import calibration
 from anybit.config import ClientOptions, ComputeOptions, Config, RangeOptions
 from anybit.data.examples import Data, Examples
 from anybit.engines import Processes, Sequential
 from anybit.errors import Diverged
 from anybit.layers import GroupNormReLU
 from anybit.quant.grid import SiteKinds
-from anybit.run import Task, Training
+from anybit.training import engine_choice
+from anybit.training.loop import Task, Training
 from anybit.variants import Variant, apqn, baseline, kure, mqat, qat
 from tests.gathered import gathered
 
@@ -121,7 +121,7 @@ def test_a_loss_that_is_not_finite_ends_the_run() -> None:
 
 
 def test_calibration_measures_it() -> None:
-    task = calibration.example_task(nn.Sequential(nn.Conv2d(3, 2, 5, stride=4), nn.Flatten(), nn.Linear(98, 10)), 3, 20)
-    table = list(calibration.measure(Config(cohort=3), task, budget=120))
+    task = engine_choice.example_task(nn.Sequential(nn.Conv2d(3, 2, 5, stride=4), nn.Flatten(), nn.Linear(98, 10)), 3, 20)
+    table = list(engine_choice.measure(Config(cohort=3), task, budget=120))
     assert {m.candidate.convolution for m in table} == {"default", "channels-last", "no-onednn", "native"}
     assert all(m.candidate.convolution != "native" for m in table if m.candidate.engine == "stacked")

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from anybit.config import ClientOptions, Config
 from anybit.data.examples import Data, Examples
 from anybit.quant.grid import SiteKinds
-from anybit.run import Training
-from anybit.task import Task
+from anybit.training.loop import Training
+from anybit.training.task import Task
 from anybit.variants import Variant, apqn, baseline, kure, mqat, qat, weight_decay_penalty
 
 SIZES = [1, 9, 4, 17]

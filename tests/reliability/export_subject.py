@@ -7,9 +7,9 @@ import torch
 from anybit.api import Run
 from anybit.config import EvaluationOptions
 from anybit.data.examples import Data, Examples
-from anybit.evaluation import Evaluator
 from anybit.export.subject import Subject
 from anybit.objective import accuracy, cross_entropy
+from anybit.training.evaluation import Evaluator
 from anybit.variants import mqat
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from crash_test import Crash, content, crash, differences
 
-from anybit.folder import RunFolder
+from anybit.training.run_folder import RunFolder
 
 
 @pytest.mark.parametrize(("mode", "kills"), [("sequential", 5), ("stacked", 2), ("sweep-stacked", 2)])

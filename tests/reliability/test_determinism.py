@@ -14,8 +14,8 @@ from torch import nn
 import anybit
 from anybit.data.examples import Data, as_examples
 from anybit.federated.weights import weights
-from anybit.run import Training
-from anybit.task import Task
+from anybit.training.loop import Training
+from anybit.training.task import Task
 
 ONE_ROUND = 1e-6
 """Weights after one round, by engine or by threads: |a − b| ≤ ONE_ROUND · max |w|. Sums of float32 in another order."""

@@ -19,10 +19,10 @@ import anybit
 from anybit.data import cache
 from anybit.data.cache import Manifest
 from anybit.errors import AnybitError, DataError, RunError
-from anybit.folder import RunFolder
 from anybit.report import write_report
 from anybit.results import read_results, write_results
-from anybit.task import Progress
+from anybit.training.run_folder import RunFolder
+from anybit.training.task import Progress
 from tests.reliability.conftest import Disk
 
 Arrays = tuple[np.ndarray, np.ndarray]

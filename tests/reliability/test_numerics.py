@@ -13,10 +13,10 @@ from torch import nn
 
 import anybit
 from anybit.errors import AnybitError, ConfigError, DataError, Diverged, ModelError
-from anybit.folder import RunFolder
 from anybit.quant.grid import BITS, Grid, GridName, limits, quantize
 from anybit.quant.penalty import kurtosis, kurtosis_gap
 from anybit.quant.ranges import RangeRule, StepTable, all_bits, weight_steps
+from anybit.training.run_folder import RunFolder
 
 Arrays = tuple[np.ndarray, np.ndarray]
 FEW = anybit.EvaluationOptions(every=1, bits=(32, 2), sites=("W",), steps=("mse",))

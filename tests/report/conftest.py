@@ -15,11 +15,11 @@ from anybit import variants
 from anybit.config import Component, Config, EvaluationOptions, RangeOptions
 from anybit.data.examples import Data, Examples
 from anybit.errors import Interrupted
-from anybit.folder import RunFolder
 from anybit.report import write_report
-from anybit.run import Training
 from anybit.schema import plain
-from anybit.task import Progress, Task, Watch
+from anybit.training.loop import Training
+from anybit.training.run_folder import RunFolder
+from anybit.training.task import Progress, Task, Watch
 
 ROUNDS = 3
 

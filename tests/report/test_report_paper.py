@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from anybit.build import build_variant, settled
 from anybit.cli.main import run
 from anybit.config import from_recipe
 from anybit.errors import RunError
@@ -22,6 +21,7 @@ from anybit.report.paper_plots import paper_plots
 from anybit.report.style import styled
 from anybit.results import Point, Result, write_results
 from anybit.schema import plain
+from anybit.training.build import build_variant, settled
 
 BITS = (32, 8, 6, 4, 3, 2)
 LENET = "paper/cifar10-lenet5"

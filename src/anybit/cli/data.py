@@ -49,10 +49,10 @@ def show(recipe: Recipe, overrides: Overrides = None,
          out: Annotated[Path | None, typer.Option(help="The picture; default: RECIPE-clients.png here.")] = None,
          imports: Import = None, json: Json = False, debug: Debug = False) -> None:
     """Draw how labels and sizes spread over the clients of a recipe."""
-    from anybit.build import build_data, build_split
     from anybit.config import from_recipe
     from anybit.data.spread import draw, padding, spread
     from anybit.federated.sampling import check_cohort
+    from anybit.training.build import build_data, build_split
 
     config = from_recipe(recipe, overrides or [])
     data = build_data(config, imports or [])

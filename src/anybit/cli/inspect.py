@@ -12,8 +12,8 @@ from anybit.cli.training import RunPath
 
 if TYPE_CHECKING:
     from anybit.api import Run
-    from anybit.evaluation import Score
     from anybit.report.paper import Comparison
+    from anybit.training.evaluation import Score
 
 
 def evaluate(path: RunPath,
@@ -158,9 +158,9 @@ def _engines() -> list[dict[str, Any]]:
     """Seconds per round of every candidate, and their ratio to the default."""
     from dataclasses import asdict
 
-    from anybit.calibration import example_task, measure
     from anybit.config import Config
     from anybit.models import lenet5, resnet20
+    from anybit.training.engine_choice import example_task, measure
 
     rows: list[dict[str, Any]] = []
     for model in (lenet5, resnet20):

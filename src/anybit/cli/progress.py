@@ -18,7 +18,7 @@ from anybit.cli.console import say
 if TYPE_CHECKING:
     from anybit.schedule import State
     from anybit.sweep import SweepFolder
-    from anybit.task import Progress
+    from anybit.training.task import Progress
 
 _COLOURS = {"waiting": "dim", "running": "", "done": "green", "failed": "red"}
 
@@ -65,7 +65,7 @@ class SweepReporter:
 
     def _recall(self, name: str, path: Path, finished: bool) -> None:
         """What an earlier process has left."""
-        from anybit.folder import RunFolder
+        from anybit.training.run_folder import RunFolder
 
         folder, line = RunFolder(path), self.lines[name]
         line.round = max(map(folder.round_of, folder.checkpoints()), default=0)

@@ -33,9 +33,9 @@ def ls(prefix: Annotated[str, typer.Argument(help="Only recipes whose name start
 
 def show(recipe: Recipe, overrides: Overrides = None, imports: Import = None, debug: Debug = False) -> None:
     """Print the resolved config of a recipe, every default included, as JSON."""
-    from anybit.build import settled
     from anybit.config import from_recipe
     from anybit.schema import plain
+    from anybit.training.build import settled
 
     config = settled(from_recipe(recipe, overrides or []), imports or [])
     tell_not_kept([(recipe, overrides or [])])

@@ -12,7 +12,7 @@ import typer
 from anybit.cli.console import Debug, Import, Json, Quiet, print_json, print_table, say
 from anybit.cli.progress import SweepReporter
 from anybit.cli.recipes import tell_not_kept
-from anybit.stopping import stoppable
+from anybit.training.stopping import stoppable
 
 if TYPE_CHECKING:
     from anybit.schedule import SweepWatch

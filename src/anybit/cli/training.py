@@ -10,13 +10,13 @@ import typer
 
 from anybit.cli.console import Debug, Import, Json, Quiet, Reporter, print_json, print_table, say
 from anybit.cli.recipes import Overrides, Recipe, tell_not_kept
-from anybit.stopping import stoppable
+from anybit.training.stopping import stoppable
 
 if TYPE_CHECKING:
     from anybit.config import Config
-    from anybit.folder import RunFolder
-    from anybit.run import Training
-    from anybit.task import Task
+    from anybit.training.loop import Training
+    from anybit.training.run_folder import RunFolder
+    from anybit.training.task import Task
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
 
@@ -26,16 +26,16 @@ def run(recipe: Recipe, overrides: Overrides = None,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the config and the cost, and stop.")] = False,
         imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Train a recipe."""
-    from anybit.build import build_task, settled
-    from anybit.calibration import calibrated
     from anybit.config import from_recipe
     from anybit.engines.ranks import rank
     from anybit.environment import environment
-    from anybit.folder import RunFolder
-    from anybit.follower import Follower
-    from anybit.run import Training
     from anybit.schema import plain
-    from anybit.task import Watch
+    from anybit.training.build import build_task, settled
+    from anybit.training.engine_choice import calibrated
+    from anybit.training.follower import Follower
+    from anybit.training.loop import Training
+    from anybit.training.run_folder import RunFolder
+    from anybit.training.task import Watch
 
     config = from_recipe(recipe, overrides or [])
     task = build_task(config, imports or [])
@@ -60,10 +60,10 @@ def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Js
     from anybit.api import Run
     from anybit.engines.ranks import rank
     from anybit.errors import RunError
-    from anybit.follower import Follower
-    from anybit.run import Training
     from anybit.sweep import is_sweep
-    from anybit.task import Watch
+    from anybit.training.follower import Follower
+    from anybit.training.loop import Training
+    from anybit.training.task import Watch
 
     if is_sweep(path):
         raise RunError(f"{path} is a sweep: continue it with 'anybit sweep {path}'")

@@ -17,16 +17,16 @@ from anybit.config import Config
 from anybit.data.examples import Data
 from anybit.environment import environment
 from anybit.errors import ConfigError, RunError
-from anybit.evaluation import Evaluator
 from anybit.export.packing import Codes
-from anybit.folder import RunFolder
 from anybit.quant.calibrate import activation_table
 from anybit.quant.grid import BITS, FLOAT, Grid, Width, limits
 from anybit.quant.ranges import ActivationRule, StepTable
 from anybit.quant.sites import Quantizer, SiteOptions, prepare, quantizers
-from anybit.run import Training
-from anybit.task import Task
 from anybit.tensors import read_json
+from anybit.training.evaluation import Evaluator
+from anybit.training.loop import Training
+from anybit.training.run_folder import RunFolder
+from anybit.training.task import Task
 from anybit.variants import Steps
 
 

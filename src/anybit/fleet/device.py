@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anybit.build import build_data, build_functions, build_model, build_split, build_variant
 from anybit.config import ClientOptions, Component, Config
 from anybit.data.examples import Data, Examples, as_examples
 from anybit.errors import ConfigError
@@ -28,9 +27,10 @@ from anybit.quant.grid import BITS, FLOAT, SiteKinds, Width
 from anybit.quant.ranges import CANDIDATES, StepTable, weight_range
 from anybit.quant.sites import SiteOptions, prepare, quantizers, weight_sites
 from anybit.randomness import key
-from anybit.run import Training
 from anybit.schema import read
-from anybit.task import Task
+from anybit.training.build import build_data, build_functions, build_model, build_split, build_variant
+from anybit.training.loop import Training
+from anybit.training.task import Task
 from anybit.variants import Variant, mqat
 
 

@@ -7,15 +7,15 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from anybit.build import build_task, settled
 from anybit.config import Config, from_recipe
 from anybit.environment import environment
 from anybit.errors import AnybitError, RunError
 from anybit.fleet.flower import Context, Grid, ServerApp
 from anybit.fleet.training import FleetTraining
-from anybit.folder import RunFolder
 from anybit.schema import plain
-from anybit.task import Progress, Watch
+from anybit.training.build import build_task, settled
+from anybit.training.run_folder import RunFolder
+from anybit.training.task import Progress, Watch
 
 logger = logging.getLogger("flwr")
 

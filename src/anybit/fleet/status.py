@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from anybit.errors import RunError
-from anybit.folder import RunFolder
+from anybit.training.run_folder import RunFolder
 
 State = Literal["waiting", "running", "completed", "failed", "unknown"]
 PATIENCE = 60

@@ -25,14 +25,14 @@ from anybit.fleet.flower import ArrayRecord, ConfigRecord, Grid, RecordDict
 from anybit.fleet.roster import Member, Roster
 from anybit.fleet.traffic import low_bit_weights
 from anybit.fleet.wire import Refused, Tensors, payload_bytes, read_values, to_record
-from anybit.folder import RunFolder
 from anybit.quant.calibrate import ranges_of, table_of
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import ActivationRule, StepTable
 from anybit.quant.sites import prepare, quantizers
-from anybit.run import Training
 from anybit.schema import plain
-from anybit.task import Task, Trained, Watch
+from anybit.training.loop import Training
+from anybit.training.run_folder import RunFolder
+from anybit.training.task import Task, Trained, Watch
 
 T = TypeVar("T")
 

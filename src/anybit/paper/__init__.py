@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal, NamedTuple
 
-from anybit.build import written_out
 from anybit.config import Config, from_recipe
 from anybit.errors import ConfigError
 from anybit.quant.grid import SiteKinds
 from anybit.schema import plain, read
+from anybit.training.build import written_out
 
 
 class Cell(NamedTuple):

@@ -8,9 +8,9 @@ from typing import Literal
 
 import numpy as np
 
-from anybit.build import build_variant
 from anybit.quant.grid import Width
 from anybit.results import Result
+from anybit.training.build import build_variant
 
 _TITLES = {"baseline": "Baseline", "baseline-dropout": "Baseline (dropout)", "mqat": "MQAT-W", "mqat-a": "MQAT-A",
            "mqat-wa": "MQAT-WA", "mqat-fixed": "MQAT*-W", "mqat-full": "MQAT-W (2…32)"}

@@ -10,7 +10,6 @@ from typing import Any
 from anybit import recipes
 from anybit.errors import MissingExtra
 from anybit.files import writing
-from anybit.records import total_seconds
 from anybit.report import plots, weights
 from anybit.report.again import commands, modules, recipe_files
 from anybit.report.mixed import mixed_plots
@@ -25,6 +24,7 @@ from anybit.report.tables import (
     grid_table,
 )
 from anybit.tensors import write_bytes
+from anybit.training.records import total_seconds
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:

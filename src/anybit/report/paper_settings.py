@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anybit.build import build_variant, written_out
 from anybit.config import from_recipe
 from anybit.errors import RunError
 from anybit.quant.grid import SiteKinds
@@ -15,6 +14,7 @@ from anybit.recipes import toml_value
 from anybit.results import Result
 from anybit.schema import plain
 from anybit.settings import flatten
+from anybit.training.build import build_variant, written_out
 
 _HOW = ("seed", "device", "engine", "threads", "checkpoint_every", "evaluation.")
 """Settings that do not change what is trained."""

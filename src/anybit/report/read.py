@@ -13,10 +13,10 @@ from torch import Tensor
 
 from anybit.errors import ConfigError, RunError
 from anybit.federated.weights import learned_table, weights
-from anybit.folder import RunFolder
 from anybit.quant.grid import FLOAT, Width
 from anybit.sweep import is_sweep
 from anybit.tensors import read_json
+from anybit.training.run_folder import RunFolder
 
 Scores = dict[str, dict[str, float]]
 """{width: {"loss": …, "metric": …}}; a value that is not finite is left out."""

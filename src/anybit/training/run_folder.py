@@ -25,8 +25,8 @@ from anybit.errors import ModelError, RunError
 from anybit.federated.algorithm import State
 from anybit.files import bounded, read_bytes, writing
 from anybit.quant.ranges import StepTable
-from anybit.records import checked_evaluation
 from anybit.tensors import load, read_json, save, stale, sync_folder, write_bytes, write_json
+from anybit.training.records import checked_evaluation
 
 KEEP_CHECKPOINTS = 2
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")

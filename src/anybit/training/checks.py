@@ -16,7 +16,7 @@ from anybit.federated.weights import trainable
 from anybit.objective import cross_entropy
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.sites import prepare
-from anybit.task import Task
+from anybit.training.task import Task
 from anybit.variants import Variant
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from torch import Tensor
 
 from anybit.federated.algorithm import State
-from anybit.folder import Checkpoint, RunFolder
 from anybit.quant.ranges import StepTable
+from anybit.training.run_folder import Checkpoint, RunFolder
 
 
 class Follower(RunFolder):

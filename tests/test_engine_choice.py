@@ -11,10 +11,10 @@ import pytest
 from torch import nn
 
 import anybit
-from anybit import calibration
-from anybit.calibration import Candidate, Measured, best, calibrated, example_task, measure
 from anybit.config import Config
-from anybit.task import Progress, Task
+from anybit.training import engine_choice
+from anybit.training.engine_choice import Candidate, Measured, best, calibrated, example_task, measure
+from anybit.training.task import Progress, Task
 
 SPEEDS = {"sequential": 10.0, "processes": 4.0, "stacked": 30.0}
 
@@ -33,8 +33,8 @@ def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
         seen.append(candidate)
         return SPEEDS[candidate.engine] * (0.5 if candidate.convolution == "channels-last" else 1.0) * candidate.threads
 
-    monkeypatch.setattr(calibration, "_seconds", seconds)
-    monkeypatch.setattr(calibration, "_has_native", lambda model: False)
+    monkeypatch.setattr(engine_choice, "_seconds", seconds)
+    monkeypatch.setattr(engine_choice, "_has_native", lambda model: False)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setenv("ANYBIT_DATA", str(tmp_path))
     return seen
@@ -58,19 +58,19 @@ def test_the_fastest_is_chosen_said_and_remembered(task: Task, counted: list[Can
 @pytest.mark.parametrize("content", ["", "[1]", '{"x": 3', '{"KEY": {"engine": "warp"}}', '{"KEY": 7}'])
 def test_a_damaged_cache_is_ignored_and_rewritten(task: Task, counted: list[Candidate], tmp_path: Path,
                                                   content: str) -> None:
-    key = calibration._key(Config(cohort=3), task)
-    (tmp_path / calibration.FILE).write_text(content.replace("KEY", key))
+    key = engine_choice._key(Config(cohort=3), task)
+    (tmp_path / engine_choice.FILE).write_text(content.replace("KEY", key))
     assert calibrated(Config(cohort=3), task).engine == "processes"
-    assert json.loads((tmp_path / calibration.FILE).read_text())[key]["engine"] == "processes"
+    assert json.loads((tmp_path / engine_choice.FILE).read_text())[key]["engine"] == "processes"
 
 
 def test_native_kernels_that_are_gone_are_no_longer_chosen(task: Task, counted: list[Candidate],
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = Measured(Candidate("processes", 1, "native"), 1.0)
-    calibration._remember(calibration._key(Config(cohort=3), task), chosen)
+    engine_choice._remember(engine_choice._key(Config(cohort=3), task), chosen)
     assert calibrated(Config(cohort=3), task).compute.convolution == "channels-last"
-    calibration._remember(calibration._key(Config(cohort=3), task), chosen)
-    monkeypatch.setattr(calibration, "_has_native", lambda model: True)
+    engine_choice._remember(engine_choice._key(Config(cohort=3), task), chosen)
+    monkeypatch.setattr(engine_choice, "_has_native", lambda model: True)
     assert calibrated(Config(cohort=3), task).compute.convolution == "native"
 
 
@@ -103,7 +103,7 @@ def test_another_engine_must_be_clearly_faster() -> None:
 
 def test_measuring_really_runs_every_candidate(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
     """The native kernels have their own test, where they are compiled."""
-    monkeypatch.setattr(calibration, "_has_native", lambda model: False)
+    monkeypatch.setattr(engine_choice, "_has_native", lambda model: False)
     table = list(measure(Config(cohort=3), task))
     assert all(m.seconds > 0 for m in table)
     assert {m.candidate.convolution for m in table} == {"default", "channels-last", "no-onednn"}

@@ -29,12 +29,12 @@ from anybit.federated.algorithm import State, client_update
 from anybit.federated.cohort import Cohort, build_cohort, sample_clients
 from anybit.federated.weights import trainable
 from anybit.kernels.native import library
-from anybit.machine import convolution, pick_device
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import quantizers
-from anybit.run import Training
-from anybit.task import Task
 from anybit.tensors import read_json, write_json
+from anybit.training.loop import Training
+from anybit.training.machine import convolution, pick_device
+from anybit.training.task import Task
 
 SWITCH = "ANYBIT_CALIBRATION"
 """Set to "off" to never measure: auto is then the sequential engine."""

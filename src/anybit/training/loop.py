@@ -11,13 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anybit.checks import check_clients, check_model, check_ranges
 from anybit.config import Config
-from anybit.divergence import check_finite, mean_loss, what_to_lower
 from anybit.engines.base import Program
 from anybit.engines.ranks import own_device
 from anybit.errors import EngineError, Interrupted, RunError
-from anybit.evaluation import Evaluator, calibration_images
 from anybit.federated.algorithm import (
     LOG_STEP,
     ClientStep,
@@ -35,17 +32,20 @@ from anybit.federated.robust import combiner
 from anybit.federated.sampling import sample_cohort
 from anybit.federated.server import server
 from anybit.federated.weights import learned_table, trainable, weights
-from anybit.folder import RunFolder, fitting
 from anybit.kernels import has_kernels, use_kernels
 from anybit.kernels.native import library, use_native
-from anybit.machine import convolution, open_engine, pick_device, set_precision, use_threads
 from anybit.objective import client_loss, learned_step_scale
 from anybit.quant.alone import Alone
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.grid import BITS
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import prepare, quantizers, step_shapes
-from anybit.task import Progress, Task, Trained, Watch
+from anybit.training.checks import check_clients, check_model, check_ranges
+from anybit.training.divergence import check_finite, mean_loss, what_to_lower
+from anybit.training.evaluation import Evaluator, calibration_images
+from anybit.training.machine import convolution, open_engine, pick_device, set_precision, use_threads
+from anybit.training.run_folder import RunFolder, fitting
+from anybit.training.task import Progress, Task, Trained, Watch
 
 CHANNELS_LAST = ("channels-last", "native")
 """Evaluation has no native kernels: the next best where those are chosen is the library with the channel last in memory."""
