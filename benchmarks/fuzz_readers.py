@@ -30,9 +30,9 @@ from anybit.quant.ranges import StepTable
 from anybit.report import accuracy_table, read_runs
 from anybit.report.paper import compare
 from anybit.report.paper_text import as_json
-from anybit.results import read_results, write_results
 from anybit.schema import plain, read
-from anybit.sweep import SweepFolder, groups, plan
+from anybit.sweeps.plan import SweepFolder, groups, plan
+from anybit.sweeps.results import read_results, write_results
 from anybit.tensors import read_json, save, to_bytes
 from anybit.training.build import written_out
 from anybit.training.loop import Training

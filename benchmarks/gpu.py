@@ -30,8 +30,8 @@ from anybit.config import ClientOptions, ComputeOptions, Config, Precision
 from anybit.data.examples import Data, Examples, Pipeline
 from anybit.engines import Engine, Sequential, Stacked
 from anybit.environment import environment
-from anybit.lockstep import Runs
 from anybit.models import lenet5, resnet20
+from anybit.sweeps.lockstep import Runs
 from anybit.training.loop import Training
 from anybit.training.task import Task
 from anybit.variants import Variant, baseline, mqat

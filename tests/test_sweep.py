@@ -17,10 +17,10 @@ import torch
 
 from anybit.config import ComputeOptions, Config, EngineName, from_recipe
 from anybit.errors import ConfigError, RunError
-from anybit.lockstep import train_side_by_side
-from anybit.results import read_results, write_results
-from anybit.schedule import SweepWatch, train_group, train_sweep
-from anybit.sweep import SweepFolder, group_key, groups, plan
+from anybit.sweeps.lockstep import train_side_by_side
+from anybit.sweeps.plan import SweepFolder, group_key, groups, plan
+from anybit.sweeps.results import read_results, write_results
+from anybit.sweeps.schedule import SweepWatch, train_group, train_sweep
 from anybit.training.loop import Training
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Progress, Task
@@ -222,7 +222,7 @@ def test_an_open_engine_is_chosen_once_and_kept(small: SweepFolder, monkeypatch:
         return replace(config, engine="stacked")
 
     said = list[tuple[str, str]]()
-    monkeypatch.setattr("anybit.schedule.calibrated", chosen)
+    monkeypatch.setattr("anybit.sweeps.schedule.calibrated", chosen)
     watch = SweepWatch(on_message=lambda *message: said.append(message))
     train_sweep(small, watch, TRUSTED)
     assert [each for each in said if "engine" in each[1]] == [(run.name, "the stacked engine") for run in small.runs]
@@ -246,7 +246,7 @@ def test_every_run_computes_with_its_own_threads_and_convolutions(engine: Engine
     def on_round(name: str, progress: Progress) -> None:
         seen.add((name[-1], torch.get_num_threads(), torch.backends.mkldnn.enabled))
 
-    monkeypatch.setattr("anybit.schedule.calibrated", chosen)
+    monkeypatch.setattr("anybit.sweeps.schedule.calibrated", chosen)
     threads = torch.get_num_threads()
     try:
         assert train_sweep(small, SweepWatch(on_round=on_round), TRUSTED) == {}
@@ -299,7 +299,7 @@ def test_a_group_is_given_to_one_function(small: SweepFolder, monkeypatch: pytes
         asked.append(list(trainings))
         return train_group(trainings)
 
-    monkeypatch.setattr("anybit.schedule.train_group", together)
+    monkeypatch.setattr("anybit.sweeps.schedule.train_group", together)
     train_sweep(small, SweepWatch(), TRUSTED)
     assert [len(group) for group in asked] == [4]
     assert len({t.data.train.x.data_ptr() for t in asked[0]}) == 1
@@ -313,7 +313,7 @@ def test_runs_of_the_same_operations_go_side_by_side(whole: Path, monkeypatch: p
         programs.append(len(trainings))
         return train_side_by_side(trainings)
 
-    monkeypatch.setattr("anybit.schedule.train_side_by_side", counted)
+    monkeypatch.setattr("anybit.sweeps.schedule.train_side_by_side", counted)
     runs = plan(["quickstart"], [*TINY[:-1], "engine=stacked"], [1, 2])
     sweep, watch = SweepFolder.begin(Path("sweep"), runs), SweepWatch()
     watch.on_round = lambda name, progress: setattr(watch, "stop", progress.round == 2)

@@ -11,9 +11,9 @@ import numpy as np
 from anybit.data import known
 from anybit.data.hub import prepare
 from anybit.report.paper import compare
-from anybit.results import read_results
-from anybit.schedule import SweepWatch, train_sweep
-from anybit.sweep import SweepFolder, plan
+from anybit.sweeps.plan import SweepFolder, plan
+from anybit.sweeps.results import read_results
+from anybit.sweeps.schedule import SweepWatch, train_sweep
 
 Write = Callable[..., Path]
 

@@ -46,9 +46,9 @@ def model():
 
 SWEEP = """
 import pathlib, sys
-from anybit.results import read_results, write_results
-from anybit.schedule import SweepWatch, train_sweep
-from anybit.sweep import SweepFolder, plan
+from anybit.sweeps.results import read_results, write_results
+from anybit.sweeps.schedule import SweepWatch, train_sweep
+from anybit.sweeps.plan import SweepFolder, plan
 sweep = SweepFolder.begin(pathlib.Path("sweep"), plan(["own.toml"], [], [1, 2]))
 assert train_sweep(sweep, SweepWatch(), ["own"]) == {}
 write_results(read_results([sweep.path]).results, pathlib.Path("results.json"))

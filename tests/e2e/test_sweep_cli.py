@@ -20,7 +20,7 @@ from anybit.cli.main import run
 from anybit.cli.progress import SweepReporter
 from anybit.config import Config
 from anybit.errors import AnybitError, RunsFailed
-from anybit.sweep import SweepFolder, plan
+from anybit.sweeps.plan import SweepFolder, plan
 from anybit.training.build import build_model
 from anybit.training.task import Progress
 from tests.e2e.conftest import TINY
@@ -155,7 +155,7 @@ def test_a_dry_run_looks_once_at_what_runs_share_and_at_no_finished_run(home: Pa
         built.append(config.model)
         return build_model(config, trusted)
 
-    monkeypatch.setattr("anybit.preflight.build_model", build)
+    monkeypatch.setattr("anybit.sweeps.preflight.build_model", build)
     assert run(["sweep", "quickstart", "--seeds", "1,2", "--vary", "model.groups=2,4", "--dry-run"]) == 0
     assert [model.arguments["groups"] for model in built] == [2, 4]
     assert run(["sweep", "quickstart/mqat", *SHORT, "--path", "sweep", "--quiet"]) == 0

@@ -14,8 +14,8 @@ from torch import Tensor
 from anybit.engines import Stacked
 from anybit.engines.base import Program
 from anybit.errors import EngineError
-from anybit.schedule import _side_by_side, train_group
 from anybit.schema import plain
+from anybit.sweeps.schedule import _side_by_side, train_group
 from anybit.training.evaluation import Evaluator
 from anybit.training.loop import Training
 from anybit.training.run_folder import RunFolder

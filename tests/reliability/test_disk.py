@@ -20,7 +20,7 @@ from anybit.data import cache
 from anybit.data.cache import Manifest
 from anybit.errors import AnybitError, DataError, RunError
 from anybit.report import write_report
-from anybit.results import read_results, write_results
+from anybit.sweeps.results import read_results, write_results
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Progress
 from tests.reliability.conftest import Disk

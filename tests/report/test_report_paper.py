@@ -19,8 +19,8 @@ from anybit.report.overfitting import courses
 from anybit.report.paper import Measured, compare
 from anybit.report.paper_plots import paper_plots
 from anybit.report.style import styled
-from anybit.results import Point, Result, write_results
 from anybit.schema import plain
+from anybit.sweeps.results import Point, Result, write_results
 from anybit.training.build import build_variant, settled
 
 BITS = (32, 8, 6, 4, 3, 2)

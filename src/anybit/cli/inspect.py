@@ -96,7 +96,7 @@ def _report_paper(paths: list[Path], out: Path, markdown: Path | None, json: boo
     from anybit.report import paper_text
     from anybit.report.paper import compare
     from anybit.report.paper_page import write_comparison
-    from anybit.results import read_results
+    from anybit.sweeps.results import read_results
 
     found = read_results(paths)
     comparison = compare(found.results)

@@ -16,8 +16,8 @@ from rich.text import Text
 from anybit.cli.console import say
 
 if TYPE_CHECKING:
-    from anybit.schedule import State
-    from anybit.sweep import SweepFolder
+    from anybit.sweeps.plan import SweepFolder
+    from anybit.sweeps.schedule import State
     from anybit.training.task import Progress
 
 _COLOURS = {"waiting": "dim", "running": "", "done": "green", "failed": "red"}

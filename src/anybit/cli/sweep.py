@@ -15,8 +15,8 @@ from anybit.cli.recipes import tell_not_kept
 from anybit.training.stopping import stoppable
 
 if TYPE_CHECKING:
-    from anybit.schedule import SweepWatch
-    from anybit.sweep import PlannedRun, SweepFolder
+    from anybit.sweeps.plan import PlannedRun, SweepFolder
+    from anybit.sweeps.schedule import SweepWatch
 
 
 def sweep(names: Annotated[list[str], typer.Argument(
@@ -31,9 +31,9 @@ def sweep(names: Annotated[list[str], typer.Argument(
           dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print the runs, and stop.")] = False,
           imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Train many runs: recipes × varied settings × seeds. The same command again continues, and retries what failed."""
-    from anybit.preflight import check_without_data
-    from anybit.schedule import SweepWatch, train_sweep
-    from anybit.sweep import SweepFolder, is_sweep
+    from anybit.sweeps.plan import SweepFolder, is_sweep
+    from anybit.sweeps.preflight import check_without_data
+    from anybit.sweeps.schedule import SweepWatch, train_sweep
 
     started = time.monotonic()
     runs, folder = _resolve(names, vary or [], seeds, path)
@@ -59,7 +59,7 @@ def sweep(names: Annotated[list[str], typer.Argument(
 def _resolve(names: list[str], vary: list[str], seeds: str | None, path: Path | None) -> tuple[list[PlannedRun], Path]:
     """(the runs, the folder) of a new definition, or of the sweep that a single name leads to."""
     from anybit.errors import ConfigError
-    from anybit.sweep import SweepFolder, is_sweep, plan
+    from anybit.sweeps.plan import SweepFolder, is_sweep, plan
 
     if is_sweep(Path(names[0])):
         if len(names) > 1 or vary or seeds or path:
@@ -118,7 +118,7 @@ def collect(paths: Annotated[list[Path], typer.Argument(metavar="FOLDER...", hel
             debug: Debug = False) -> None:
     """Gather the results of finished runs into one small file."""
     from anybit.errors import RunError
-    from anybit.results import read_results, write_results
+    from anybit.sweeps.results import read_results, write_results
 
     found = read_results(paths)
     if not found.results:

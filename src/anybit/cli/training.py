@@ -60,7 +60,7 @@ def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Js
     from anybit.api import Run
     from anybit.engines.ranks import rank
     from anybit.errors import RunError
-    from anybit.sweep import is_sweep
+    from anybit.sweeps.plan import is_sweep
     from anybit.training.follower import Follower
     from anybit.training.loop import Training
     from anybit.training.task import Watch

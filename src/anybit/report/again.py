@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from anybit.report.read import RunRecord
-from anybit.sweep import is_sweep
+from anybit.sweeps.plan import is_sweep
 
 _COMPONENTS = ("data", "split", "model", "variant")
 _FUNCTIONS = ("loss", "metric")

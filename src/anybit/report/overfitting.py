@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from anybit.quant.grid import Width
-from anybit.results import Result
+from anybit.sweeps.results import Result
 from anybit.training.build import build_variant
 
 _TITLES = {"baseline": "Baseline", "baseline-dropout": "Baseline (dropout)", "mqat": "MQAT-W", "mqat-a": "MQAT-A",

@@ -10,7 +10,7 @@ from anybit.errors import RunError
 from anybit.paper import Cell, Claim, Facts, PaperTable, facts, recipe_of
 from anybit.quant.grid import FLOAT, SiteKinds, Width
 from anybit.report.paper_settings import Settings
-from anybit.results import Result
+from anybit.sweeps.results import Result
 
 TOLERANCE = 2.0
 """Points of accuracy within which two figures agree: the paper's come from one seed and 5,000 images."""

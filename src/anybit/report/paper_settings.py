@@ -11,9 +11,9 @@ from anybit.config import from_recipe
 from anybit.errors import RunError
 from anybit.quant.grid import SiteKinds
 from anybit.recipes import toml_value
-from anybit.results import Result
 from anybit.schema import plain
 from anybit.settings import flatten
+from anybit.sweeps.results import Result
 from anybit.training.build import build_variant, written_out
 
 _HOW = ("seed", "device", "engine", "threads", "checkpoint_every", "evaluation.")

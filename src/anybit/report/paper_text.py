@@ -14,7 +14,7 @@ from anybit.report.overfitting import Course, courses
 from anybit.report.paper import TOLERANCE, Compared, ComparedColumn, ComparedTable, Comparison, Measured, Verdict
 from anybit.report.style import Plot
 from anybit.report.tables import MISSING
-from anybit.results import Result
+from anybit.sweeps.results import Result
 
 Rows = list[list[str]]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from anybit.errors import ConfigError, RunError
 from anybit.federated.weights import learned_table, weights
 from anybit.quant.grid import FLOAT, Width
-from anybit.sweep import is_sweep
+from anybit.sweeps.plan import is_sweep
 from anybit.tensors import read_json
 from anybit.training.run_folder import RunFolder
 

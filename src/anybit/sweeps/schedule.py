@@ -17,9 +17,9 @@ from anybit.data.examples import Data
 from anybit.engines import Stacked
 from anybit.environment import environment
 from anybit.errors import AnybitError, Interrupted
-from anybit.lockstep import Outcome, program_key, train_side_by_side
 from anybit.schema import plain
-from anybit.sweep import PlannedRun, SweepFolder, groups
+from anybit.sweeps.lockstep import Outcome, program_key, train_side_by_side
+from anybit.sweeps.plan import PlannedRun, SweepFolder, groups
 from anybit.training.build import build_data, build_task, settled
 from anybit.training.engine_choice import calibrated
 from anybit.training.loop import Training

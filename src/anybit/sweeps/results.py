@@ -16,7 +16,7 @@ from anybit.files import writing
 from anybit.recipes import toml_value
 from anybit.schema import plain, read
 from anybit.settings import compared
-from anybit.sweep import SweepFolder, is_sweep
+from anybit.sweeps.plan import SweepFolder, is_sweep
 from anybit.tensors import read_json, write_bytes
 from anybit.training.records import check_scores, checked_evaluation, checked_metrics, total_seconds
 from anybit.training.run_folder import RunFolder

@@ -1,0 +1,1 @@
+"""Sweeps: many runs, planned, trained side by side, and their results."""
