@@ -25,15 +25,15 @@ from anybit.errors import RunError
 from anybit.export.archive import FORMAT, read_archive
 from anybit.export.fleet import read_fleet
 from anybit.export.packing import pack
+from anybit.files.safetensors import read_json, save, to_bytes
+from anybit.files.schema import plain, read
 from anybit.quant.grid import Width
 from anybit.quant.ranges import StepTable
 from anybit.report import accuracy_table, read_runs
 from anybit.report.paper import compare
 from anybit.report.paper_text import as_json
-from anybit.schema import plain, read
 from anybit.sweeps.plan import SweepFolder, groups, plan
 from anybit.sweeps.results import read_results, write_results
-from anybit.tensors import read_json, save, to_bytes
 from anybit.training.build import written_out
 from anybit.training.loop import Training
 from anybit.training.run_folder import RunFolder

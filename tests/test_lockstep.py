@@ -16,7 +16,7 @@ from anybit.config import ClientOptions, Component, Config, EvaluationOptions
 from anybit.data.examples import Data, Examples
 from anybit.errors import Diverged, Interrupted
 from anybit.federated.server import ServerOptions
-from anybit.schema import plain
+from anybit.files.schema import plain
 from anybit.sweeps.lockstep import program_key, train_side_by_side
 from anybit.training.loop import Training
 from anybit.training.run_folder import RunFolder

@@ -15,9 +15,9 @@ from anybit.api import Run
 from anybit.config import ClientOptions, Component, Config
 from anybit.errors import ConfigError
 from anybit.federated.server import ServerOptions
+from anybit.files.schema import plain
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions
-from anybit.schema import plain
 from anybit.theory_estimates import Given
 from anybit.theory_run import clipped_share, run_bound
 from anybit.training.build import build_task

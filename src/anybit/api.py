@@ -22,11 +22,11 @@ from anybit.errors import ConfigError, DataError, Interrupted, ModelError, RunEr
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
 from anybit.federated.weights import learned_table, trainable
+from anybit.files.schema import plain, read
 from anybit.objective import PerExample, accuracy, cross_entropy
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import Kind, SiteOptions, step_shapes
-from anybit.schema import plain, read
 from anybit.training.build import build_task
 from anybit.training.engine_choice import calibrated
 from anybit.training.evaluation import Evaluator, Score

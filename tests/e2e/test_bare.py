@@ -20,7 +20,7 @@ import anybit.training.build
 from anybit.config import Config
 from anybit.training.run_folder import RunFolder
 from anybit.training.loop import Training
-from anybit.schema import read
+from anybit.files.schema import read
 sys.path.insert(0, str(pathlib.Path.cwd()))
 config = read(Config, json.loads(pathlib.Path("config.json").read_text()))
 task = anybit.training.build.build_task(config, ["own"])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from anybit.tensors import load
+from anybit.files.safetensors import load
 from tests.e2e.conftest import TINY, Anybit, command, environment
 from tests.e2e.test_cli import wait_for
 from tests.engines.test_processes import gone

@@ -14,7 +14,7 @@ from torch import Tensor
 from anybit.engines import Stacked
 from anybit.engines.base import Program
 from anybit.errors import EngineError
-from anybit.schema import plain
+from anybit.files.schema import plain
 from anybit.sweeps.schedule import _side_by_side, train_group
 from anybit.training.evaluation import Evaluator
 from anybit.training.loop import Training

@@ -133,7 +133,7 @@ def test_no_checkpoint_holds_a_delta_that_exploded(mlp: nn.Module, clients: list
 def test_a_checkpoint_that_does_not_fit_is_refused(mlp: nn.Module, clients: list[Arrays], held_out: Arrays, tmp_path: Path,
                                                    change: str) -> None:
     """A missing step would otherwise train in full precision, without a word."""
-    from anybit.tensors import load, save
+    from anybit.files.safetensors import load, save
 
     settings = {"rounds": 2, "cohort": 2, "checkpoint_every": 1, "evaluation": FEW, "path": tmp_path / "run"}
     anybit.fit(mlp, clients, held_out, **settings)  # type: ignore[arg-type]

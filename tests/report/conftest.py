@@ -15,8 +15,8 @@ from anybit import variants
 from anybit.config import Component, Config, EvaluationOptions, RangeOptions
 from anybit.data.examples import Data, Examples
 from anybit.errors import Interrupted
+from anybit.files.schema import plain
 from anybit.report import write_report
-from anybit.schema import plain
 from anybit.training.loop import Training
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Progress, Task, Watch

@@ -12,6 +12,7 @@ import pytest
 from anybit.cli.main import run
 from anybit.config import from_recipe
 from anybit.errors import RunError
+from anybit.files.schema import plain
 from anybit.paper import facts
 from anybit.quant.grid import Width
 from anybit.report import paper_text
@@ -19,7 +20,6 @@ from anybit.report.overfitting import courses
 from anybit.report.paper import Measured, compare
 from anybit.report.paper_plots import paper_plots
 from anybit.report.style import styled
-from anybit.schema import plain
 from anybit.sweeps.results import Point, Result, write_results
 from anybit.training.build import build_variant, settled
 

@@ -85,7 +85,7 @@ def _source(name: str, columns: dict[str, str], fields: dict[str, Any]) -> tuple
     from anybit.config import from_recipe
     from anybit.data.known import KNOWN, Columns, source
     from anybit.errors import ConfigError, did_you_mean
-    from anybit.schema import read
+    from anybit.files.schema import read
 
     known_as = ""
     if name.endswith(".toml") or name in recipes.names():

@@ -29,7 +29,7 @@ def run(recipe: Recipe, overrides: Overrides = None,
     from anybit.config import from_recipe
     from anybit.engines.ranks import rank
     from anybit.environment import environment
-    from anybit.schema import plain
+    from anybit.files.schema import plain
     from anybit.training.build import build_task, settled
     from anybit.training.engine_choice import calibrated
     from anybit.training.follower import Follower

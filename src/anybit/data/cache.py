@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from anybit.errors import AnybitError, DataError
-from anybit.schema import plain, read
-from anybit.tensors import read_json, write_json
+from anybit.files.safetensors import read_json, write_json
+from anybit.files.schema import plain, read
 
 FORMAT = 1
 PARTS = ("train", "test")

@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from anybit.engines.sharing import Shared
 from anybit.errors import AnybitError
+from anybit.files.safetensors import from_bytes, to_bytes
 from anybit.parent import die_with_parent
-from anybit.tensors import from_bytes, to_bytes
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from torch import Tensor
 from anybit.errors import RunError
 from anybit.export.packing import pack, packed_size, unpack
 from anybit.export.subject import Subject
-from anybit.files import bounded
+from anybit.files.bounded import bounded
+from anybit.files.safetensors import load, save
 from anybit.quant.grid import BITS, FLOAT, Width
-from anybit.tensors import load, save
 
 FORMAT = "anybit-archive-1"
 

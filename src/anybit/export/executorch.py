@@ -19,8 +19,8 @@ from anybit.export.extras import need, quiet
 from anybit.export.reference import Additions, output_grids, reference
 from anybit.export.subject import Subject
 from anybit.export.verify import verdict
+from anybit.files.safetensors import write_bytes
 from anybit.quant.grid import Grid, Width
-from anybit.tensors import write_bytes
 
 if TYPE_CHECKING:
     from anybit.export.exporting import Artifact

@@ -18,9 +18,9 @@ from anybit.export.onnx_model import OnnxExporter
 from anybit.export.reference import outputs, reference
 from anybit.export.subject import Subject, check_width
 from anybit.export.verify import Verdict, int8_is_exact, kernels, missing_kernels, onnx_outputs, verdict
-from anybit.files import writing
+from anybit.files.bounded import writing
+from anybit.files.safetensors import write_bytes
 from anybit.quant.grid import FLOAT, Width, quantize
-from anybit.tensors import write_bytes
 
 Runtime = Literal["onnx", "executorch", "archive"]
 Operands = Literal["auto", "uint8", "int8"]

@@ -13,9 +13,9 @@ from anybit.export.card import model_card
 from anybit.export.exporting import WHERE, Artifact, Exporter, Runtime
 from anybit.export.fleet import Fleet, expected
 from anybit.export.reference import metric, outputs, reference
-from anybit.files import writing
+from anybit.files.bounded import writing
+from anybit.files.safetensors import write_bytes, write_json
 from anybit.quant.grid import FLOAT, Width
-from anybit.tensors import write_bytes, write_json
 
 Artifacts = Mapping[tuple[str, Runtime], Artifact]
 Table = tuple[list[str], list[list[str]]]

@@ -18,11 +18,11 @@ from anybit.data.examples import Data
 from anybit.environment import environment
 from anybit.errors import ConfigError, RunError
 from anybit.export.packing import Codes
+from anybit.files.safetensors import read_json
 from anybit.quant.calibrate import activation_table
 from anybit.quant.grid import BITS, FLOAT, Grid, Width, limits
 from anybit.quant.ranges import ActivationRule, StepTable
 from anybit.quant.sites import Quantizer, SiteOptions, prepare, quantizers
-from anybit.tensors import read_json
 from anybit.training.evaluation import Evaluator
 from anybit.training.loop import Training
 from anybit.training.run_folder import RunFolder

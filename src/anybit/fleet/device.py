@@ -18,6 +18,7 @@ from anybit.errors import ConfigError
 from anybit.federated.algorithm import LOG_STEP, State, client_update
 from anybit.federated.cohort import build_cohort
 from anybit.federated.weights import learned_table, trainable, weights
+from anybit.files.schema import read
 from anybit.fleet.flower import ConfigRecord, RecordDict
 from anybit.fleet.node import Node
 from anybit.fleet.traffic import low_bit_layout, restored_weights, round_delta
@@ -27,7 +28,6 @@ from anybit.quant.grid import BITS, FLOAT, SiteKinds, Width
 from anybit.quant.ranges import CANDIDATES, StepTable, weight_range
 from anybit.quant.sites import SiteOptions, prepare, quantizers, weight_sites
 from anybit.randomness import key
-from anybit.schema import read
 from anybit.training.build import build_data, build_functions, build_model, build_split, build_variant
 from anybit.training.loop import Training
 from anybit.training.task import Task

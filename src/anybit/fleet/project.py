@@ -14,9 +14,9 @@ from pathlib import Path
 from anybit import recipes
 from anybit.config import from_recipe
 from anybit.errors import ConfigError, RunError
+from anybit.files.safetensors import write_bytes
 from anybit.fleet.certificates import device_key, server_certificate
 from anybit.quant.grid import Width, check_bits
-from anybit.tensors import write_bytes
 
 NODE_PORT = 9094
 """The first device's local port; on one machine every device needs another."""

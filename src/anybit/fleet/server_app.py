@@ -10,9 +10,9 @@ from typing import Any
 from anybit.config import Config, from_recipe
 from anybit.environment import environment
 from anybit.errors import AnybitError, RunError
+from anybit.files.schema import plain
 from anybit.fleet.flower import Context, Grid, ServerApp
 from anybit.fleet.training import FleetTraining
-from anybit.schema import plain
 from anybit.training.build import build_task, settled
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Progress, Watch

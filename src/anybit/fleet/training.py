@@ -18,6 +18,7 @@ from anybit.federated.algorithm import Part, State, server_update
 from anybit.federated.cohort import Cohort, sample_clients
 from anybit.federated.robust import combiner
 from anybit.federated.sampling import sample_cohort, shares
+from anybit.files.schema import plain
 from anybit.fleet.calibration import check_errors, check_seen, merged_errors, merged_seen
 from anybit.fleet.checks import ANSWER, Update, check_origin, check_update
 from anybit.fleet.exchange import Exchange, Question, Reply
@@ -29,7 +30,6 @@ from anybit.quant.calibrate import ranges_of, table_of
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import ActivationRule, StepTable
 from anybit.quant.sites import prepare, quantizers
-from anybit.schema import plain
 from anybit.training.loop import Training
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task, Trained, Watch

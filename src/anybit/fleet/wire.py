@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from anybit.errors import RunError
+from anybit.files.safetensors import from_bytes, to_bytes
 from anybit.fleet.flower import Array, ArrayRecord, RecordDict
-from anybit.tensors import from_bytes, to_bytes
 
 Tensors = Mapping[str, Tensor]
 

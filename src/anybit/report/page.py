@@ -9,7 +9,8 @@ from typing import Any
 
 from anybit import recipes
 from anybit.errors import MissingExtra
-from anybit.files import writing
+from anybit.files.bounded import writing
+from anybit.files.safetensors import write_bytes
 from anybit.report import plots, weights
 from anybit.report.again import commands, modules, recipe_files
 from anybit.report.mixed import mixed_plots
@@ -23,7 +24,6 @@ from anybit.report.tables import (
     grid_csv,
     grid_table,
 )
-from anybit.tensors import write_bytes
 from anybit.training.records import total_seconds
 
 

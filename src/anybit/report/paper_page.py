@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anybit.files import writing
+from anybit.files.bounded import writing
+from anybit.files.safetensors import write_bytes
 from anybit.report.paper import Comparison
 from anybit.report.paper_plots import paper_plots
 from anybit.report.paper_text import markdown
 from anybit.report.style import render, require_matplotlib, styled
-from anybit.tensors import write_bytes
 
 
 def write_comparison(comparison: Comparison, out: Path, page: Path | None = None) -> list[Path]:

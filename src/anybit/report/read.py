@@ -13,9 +13,9 @@ from torch import Tensor
 
 from anybit.errors import ConfigError, RunError
 from anybit.federated.weights import learned_table, weights
+from anybit.files.safetensors import read_json
 from anybit.quant.grid import FLOAT, Width
 from anybit.sweeps.plan import is_sweep
-from anybit.tensors import read_json
 from anybit.training.run_folder import RunFolder
 
 Scores = dict[str, dict[str, float]]

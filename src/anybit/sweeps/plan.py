@@ -17,9 +17,9 @@ from typing import Any
 from anybit import recipes
 from anybit.config import Config, from_recipe
 from anybit.errors import AnybitError, ConfigError, RunError
-from anybit.files import writing
-from anybit.schema import plain, read
-from anybit.tensors import read_json, stale, write_json
+from anybit.files.bounded import writing
+from anybit.files.safetensors import read_json, stale, write_json
+from anybit.files.schema import plain, read
 from anybit.training.run_folder import locked
 
 _SHARED = ("data", "engine", "device", "threads", "compute")

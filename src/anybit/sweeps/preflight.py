@@ -14,9 +14,9 @@ from typing import Any
 from anybit.config import Config
 from anybit.data import sources, splits
 from anybit.federated.sampling import check_cohort
+from anybit.files.schema import plain, read_arguments
 from anybit.kernels.native import check_compiler
 from anybit.quant.sites import prepare
-from anybit.schema import plain, read_arguments
 from anybit.training.build import DATA, SPLITS, Registry, build_functions, build_model, build_variant, written_out
 from anybit.training.checks import check_ranges
 from anybit.training.machine import open_engine, pick_device

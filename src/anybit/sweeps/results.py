@@ -12,12 +12,12 @@ from typing import Any
 
 from anybit.config import Config
 from anybit.errors import ConfigError, RunError
-from anybit.files import writing
+from anybit.files.bounded import writing
+from anybit.files.safetensors import read_json, write_bytes
+from anybit.files.schema import plain, read
 from anybit.recipes import toml_value
-from anybit.schema import plain, read
 from anybit.settings import compared
 from anybit.sweeps.plan import SweepFolder, is_sweep
-from anybit.tensors import read_json, write_bytes
 from anybit.training.records import check_scores, checked_evaluation, checked_metrics, total_seconds
 from anybit.training.run_folder import RunFolder
 

@@ -17,7 +17,7 @@ from anybit.data.examples import Data
 from anybit.engines import Stacked
 from anybit.environment import environment
 from anybit.errors import AnybitError, Interrupted
-from anybit.schema import plain
+from anybit.files.schema import plain
 from anybit.sweeps.lockstep import Outcome, program_key, train_side_by_side
 from anybit.sweeps.plan import PlannedRun, SweepFolder, groups
 from anybit.training.build import build_data, build_task, settled

@@ -19,9 +19,9 @@ from anybit.config import Component, Config
 from anybit.data import sources, splits
 from anybit.data.examples import Data
 from anybit.errors import AnybitError, ConfigError, ModelError, did_you_mean
+from anybit.files.schema import plain, read_arguments
 from anybit.objective import PerExample
 from anybit.randomness import key
-from anybit.schema import plain, read_arguments
 from anybit.training.machine import pick_device, pick_engine
 from anybit.training.task import Task
 from anybit.variants import Variant

@@ -28,10 +28,10 @@ from anybit.errors import AnybitError, ConfigError
 from anybit.federated.algorithm import State, client_update
 from anybit.federated.cohort import Cohort, build_cohort, sample_clients
 from anybit.federated.weights import trainable
+from anybit.files.safetensors import read_json, write_json
 from anybit.kernels.native import library
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import quantizers
-from anybit.tensors import read_json, write_json
 from anybit.training.loop import Training
 from anybit.training.machine import convolution, pick_device
 from anybit.training.task import Task

@@ -23,9 +23,9 @@ from torch import Tensor
 
 from anybit.errors import ModelError, RunError
 from anybit.federated.algorithm import State
-from anybit.files import bounded, read_bytes, writing
+from anybit.files.bounded import bounded, read_bytes, writing
+from anybit.files.safetensors import load, read_json, save, stale, sync_folder, write_bytes, write_json
 from anybit.quant.ranges import StepTable
-from anybit.tensors import load, read_json, save, stale, sync_folder, write_bytes, write_json
 from anybit.training.records import checked_evaluation
 
 KEEP_CHECKPOINTS = 2

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from anybit.data import cache
 from anybit.errors import ConfigError
-from anybit.files import read_bytes
-from anybit.tensors import write_bytes
+from anybit.files.bounded import read_bytes
+from anybit.files.safetensors import write_bytes
 
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from anybit.errors import RunError
-from anybit.files import TEXT_LIMIT, bounded, read_bytes
+from anybit.files.bounded import TEXT_LIMIT, bounded, read_bytes
 
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16,
            "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_}

@@ -1,0 +1,1 @@
+"""Files: bounded reading, whole writing, tensors, and plain data as dataclasses."""
