@@ -18,8 +18,8 @@ from anybit.federated.server import ServerOptions
 from anybit.files.schema import plain
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions
-from anybit.theory_estimates import Given
-from anybit.theory_run import clipped_share, run_bound
+from anybit.theory.estimates import Given
+from anybit.theory.run_bound import clipped_share, run_bound
 from anybit.training.build import build_task
 from anybit.training.loop import Training
 from anybit.training.run_folder import RunFolder

@@ -10,7 +10,7 @@ from anybit.cli.console import Debug, Import, Json, print_json, print_table, say
 from anybit.cli.training import RunPath
 
 if TYPE_CHECKING:
-    from anybit.theory_run import RunBound
+    from anybit.theory.run_bound import RunBound
 
 
 def bound(path: RunPath,
@@ -23,8 +23,8 @@ def bound(path: RunPath,
     """Bound ‖∇F‖² of a finished run by Theorem 3.1, term by term; learning rates too large for it are an error."""
     from anybit.api import Run
     from anybit.errors import ConfigError
-    from anybit.theory_estimates import Given
-    from anybit.theory_run import run_bound
+    from anybit.theory.estimates import Given
+    from anybit.theory.run_bound import run_bound
 
     result = run_bound(Run.load(path, trusted=imports or []), Given(smoothness, sigma_l, sigma_g, gap, eta_s))
     if json:

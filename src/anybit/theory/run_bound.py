@@ -23,7 +23,7 @@ from anybit.quant.grid import BITS, FLOAT, Grid, limits, pseudo_noise, quantize,
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import prepare, quantizers, weight_sites
 from anybit.theory import Bound, Setting
-from anybit.theory_estimates import Given, Probe, estimate
+from anybit.theory.estimates import Given, Probe, estimate
 from anybit.training.task import Task
 from anybit.variants import Variant
 
