@@ -7,14 +7,17 @@ from anybit.theory.theorem import (
     Method,
     Setting,
     bound,
+    check,
     coefficients,
     conditions,
     drift_bound,
     irreducible,
     largest_eta_c,
     noise_energy,
+    radius,
     violation,
 )
 
-__all__ = ["Bound", "Coefficients", "Condition", "Method", "Setting", "bound", "coefficients", "conditions", "drift_bound",
-           "irreducible", "largest_eta_c", "noise_energy", "violation"]
+__all__ = ["Bound", "Coefficients", "Condition", "Method", "Setting", "bound", "check", "coefficients", "conditions", "drift_bound",
+           "irreducible", "largest_eta_c", "noise_energy", "radius",
+           "violation"]

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anybit import theory
 from anybit.api import Run
 from anybit.config import Config
 from anybit.errors import ConfigError
@@ -22,8 +21,9 @@ from anybit.federated.weights import trainable
 from anybit.quant.grid import BITS, FLOAT, Grid, limits, pseudo_noise, quantize, rounding
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import prepare, quantizers, weight_sites
-from anybit.theory import Bound, Setting
+from anybit.theory import theorem
 from anybit.theory.estimates import Given, Probe, estimate
+from anybit.theory.theorem import Bound, Setting
 from anybit.training.task import Task
 from anybit.variants import Variant
 
@@ -59,10 +59,10 @@ class RunBound:
     def meaning(self) -> list[str]:
         """The figures in sentences."""
         least = ("no learning rate brings the quantization term below 16/3·L²·ΣR² = "
-                 f"{theory.irreducible(self.setting):.4g}")
+                 f"{theorem.irreducible(self.setting):.4g}")
         measured = f"measured at the trained weights: ‖∇F‖² = {self.gradient:.4g}"
         if self.bound is None:
-            times = self.setting.eta_c / min(c.limit for c in theory.conditions(self.setting))
+            times = self.setting.eta_c / min(c.limit for c in theorem.conditions(self.setting))
             return [f"the theorem makes no statement about this run: its η_c is {times:.3g} times the limit", least,
                     measured]
         terms = self.bound.terms()
@@ -78,11 +78,11 @@ class RunBound:
 
     def as_json(self) -> dict[str, Any]:
         return {"constants": self.constants(), "sources": self.sources,
-                "coefficients": vars(theory.coefficients(self.setting)),
-                "conditions": [vars(c) for c in theory.conditions(self.setting)],
-                "largest_eta_c": theory.largest_eta_c(self.setting), "violation": self.violation,
+                "coefficients": vars(theorem.coefficients(self.setting)),
+                "conditions": [vars(c) for c in theorem.conditions(self.setting)],
+                "largest_eta_c": theorem.largest_eta_c(self.setting), "violation": self.violation,
                 "terms": self.bound.terms() if self.bound else None, "bound": self.bound.total if self.bound else None,
-                "irreducible": theory.irreducible(self.setting), "gradient": self.gradient, "outside": self.outside,
+                "irreducible": theorem.irreducible(self.setting), "gradient": self.gradient, "outside": self.outside,
                 "meaning": self.meaning()}
 
 
@@ -96,14 +96,14 @@ def run_bound(run: Run, given: Given = Given()) -> RunBound:
     steps = local_steps(task, config)
     eta_s = config.server.lr if given.eta_s is None else given.eta_s
     setting = Setting(found.L, max(steps), config.client.lr, eta_s, found.sigma_l, found.sigma_g, noise)
-    violation = theory.violation(setting)
-    bound = None if violation else theory.bound(setting, found.gap, config.rounds)
+    violation = theorem.violation(setting)
+    bound = None if violation else theorem.bound(setting, found.gap, config.rounds)
     clipped = clipped_share(task, config, table, w)
     return RunBound(setting, found.gap, config.rounds, size, found.sources, found.gradient, bound, violation,
                     departures(task, config, setting, steps, clipped))
 
 
-def method_of(variant: Variant) -> theory.Method | None:
+def method_of(variant: Variant) -> theorem.Method | None:
     """Which R applies; None: weights are not quantized while training, R = 0."""
     if variant.transform is None or "W" not in variant.sites:
         return None
@@ -132,7 +132,7 @@ def weight_noise(task: Task, config: Config, table: StepTable) -> tuple[float, i
     energy, total = 0.0, 0
     for name, steps, _ in _weight_grids(task, config, table):
         channels = torch.stack([s.flatten() for s in steps], 1).tolist()
-        energy += theory.noise_energy(method, [(sizes[name] // len(channels), row) for row in channels])
+        energy += theorem.noise_energy(method, [(sizes[name] // len(channels), row) for row in channels])
         total += sizes[name]
     return energy, total
 
