@@ -30,8 +30,8 @@ from anybit.files.schema import plain, read
 from anybit.quant.grid import Width
 from anybit.quant.ranges import StepTable
 from anybit.report import accuracy_table, read_runs
-from anybit.report.paper import compare
-from anybit.report.paper_text import as_json
+from anybit.reproduction.compare import compare
+from anybit.reproduction.text import as_json
 from anybit.sweeps.plan import SweepFolder, groups, plan
 from anybit.sweeps.results import read_results, write_results
 from anybit.training.build import written_out

@@ -6,8 +6,8 @@ import pytest
 
 from anybit import recipes
 from anybit.config import from_recipe
-from anybit.paper import Cell, facts, recipe_of
 from anybit.quant.grid import Width
+from anybit.reproduction.facts import Cell, facts, recipe_of
 from anybit.training.build import build_variant, settled
 
 BITS = (32, 8, 6, 4, 3, 2)

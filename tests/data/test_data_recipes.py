@@ -10,7 +10,7 @@ import numpy as np
 
 from anybit.data import known
 from anybit.data.hub import prepare
-from anybit.report.paper import compare
+from anybit.reproduction.compare import compare
 from anybit.sweeps.plan import SweepFolder, plan
 from anybit.sweeps.results import read_results
 from anybit.sweeps.schedule import SweepWatch, train_sweep

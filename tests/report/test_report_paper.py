@@ -13,13 +13,13 @@ from anybit.cli.main import run
 from anybit.config import from_recipe
 from anybit.errors import RunError
 from anybit.files.schema import plain
-from anybit.paper import facts
 from anybit.quant.grid import Width
-from anybit.report import paper_text
-from anybit.report.overfitting import courses
-from anybit.report.paper import Measured, compare
-from anybit.report.paper_plots import paper_plots
 from anybit.report.style import styled
+from anybit.reproduction import text as paper_text
+from anybit.reproduction.compare import Measured, compare
+from anybit.reproduction.facts import facts
+from anybit.reproduction.overfitting import courses
+from anybit.reproduction.plots import paper_plots
 from anybit.sweeps.results import Point, Result, write_results
 from anybit.training.build import build_variant, settled
 

@@ -12,7 +12,7 @@ from anybit.cli.training import RunPath
 
 if TYPE_CHECKING:
     from anybit.api import Run
-    from anybit.report.paper import Comparison
+    from anybit.reproduction.compare import Comparison
     from anybit.training.evaluation import Score
 
 
@@ -93,9 +93,9 @@ def report(paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="R
 
 
 def _report_paper(paths: list[Path], out: Path, markdown: Path | None, json: bool) -> None:
-    from anybit.report import paper_text
-    from anybit.report.paper import compare
-    from anybit.report.paper_page import write_comparison
+    from anybit.reproduction import text as paper_text
+    from anybit.reproduction.compare import compare
+    from anybit.reproduction.page import write_comparison
     from anybit.sweeps.results import read_results
 
     found = read_results(paths)
@@ -113,8 +113,8 @@ def _report_paper(paths: list[Path], out: Path, markdown: Path | None, json: boo
 
 
 def _print_comparison(comparison: Comparison) -> None:
-    from anybit.report import paper_text
-    from anybit.report.overfitting import courses
+    from anybit.reproduction import text as paper_text
+    from anybit.reproduction.overfitting import courses
 
     for table in comparison.tables:
         print(f"{table.title} ({table.number})")

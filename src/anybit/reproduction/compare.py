@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from anybit.errors import RunError
-from anybit.paper import Cell, Claim, Facts, PaperTable, facts, recipe_of
 from anybit.quant.grid import FLOAT, SiteKinds, Width
-from anybit.report.paper_settings import Settings
+from anybit.reproduction.facts import Cell, Claim, Facts, PaperTable, facts, recipe_of
+from anybit.reproduction.settings import Settings
 from anybit.sweeps.results import Result
 
 TOLERANCE = 2.0

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from anybit.files.bounded import writing
 from anybit.files.safetensors import write_bytes
-from anybit.report.paper import Comparison
-from anybit.report.paper_plots import paper_plots
-from anybit.report.paper_text import markdown
 from anybit.report.style import render, require_matplotlib, styled
+from anybit.reproduction.compare import Comparison
+from anybit.reproduction.plots import paper_plots
+from anybit.reproduction.text import markdown
 
 
 def write_comparison(comparison: Comparison, out: Path, page: Path | None = None) -> list[Path]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anybit.report.overfitting import Course, Curve, courses
-from anybit.report.paper import ComparedColumn, ComparedTable, Comparison
-from anybit.report.paper_text import measured
 from anybit.report.style import FULL, INK, QUIET, Plot, colour, figure, legend, marker
+from anybit.reproduction.compare import ComparedColumn, ComparedTable, Comparison
+from anybit.reproduction.overfitting import Course, Curve, courses
+from anybit.reproduction.text import measured
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

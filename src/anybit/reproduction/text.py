@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from anybit.config import Config, from_recipe
-from anybit.paper import Cell, PaperTable, facts
 from anybit.quant.grid import Width
-from anybit.report.overfitting import Course, courses
-from anybit.report.paper import TOLERANCE, Compared, ComparedColumn, ComparedTable, Comparison, Measured, Verdict
 from anybit.report.style import Plot
 from anybit.report.tables import MISSING
+from anybit.reproduction.compare import TOLERANCE, Compared, ComparedColumn, ComparedTable, Comparison, Measured, Verdict
+from anybit.reproduction.facts import Cell, PaperTable, facts
+from anybit.reproduction.overfitting import Course, courses
 from anybit.sweeps.results import Result
 
 Rows = list[list[str]]

@@ -116,7 +116,7 @@ class Facts:
 @functools.cache
 def facts() -> Facts:
     """The paper's figures."""
-    content = json.loads(files("anybit.paper").joinpath("facts.json").read_text(encoding="utf-8"))
+    content = json.loads(files("anybit.reproduction").joinpath("facts.json").read_text(encoding="utf-8"))
     suspect = {Cell(entry["table"], entry["column"], bits): str(entry["why"])
                for entry in content["suspect"] for bits in entry["bits"]}
     claims = [read(Claim, {**{k: v for k, v in entry.items() if k != "tables"}, "table": table})
