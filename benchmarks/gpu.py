@@ -30,11 +30,11 @@ from anybit.config import ClientOptions, ComputeOptions, Config, Precision
 from anybit.data.examples import Data, Examples, Pipeline
 from anybit.engines import Engine, Sequential, Stacked
 from anybit.environment import environment
+from anybit.federated.variants import Variant, baseline, mqat
 from anybit.models import lenet5, resnet20
 from anybit.sweeps.lockstep import Runs
 from anybit.training.loop import Training
 from anybit.training.task import Task
-from anybit.variants import Variant, baseline, mqat
 
 CLIENTS, BATCH, STEPS = 10, 64, 8
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"resnet20": resnet20, "lenet5": lenet5}

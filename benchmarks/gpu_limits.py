@@ -21,10 +21,10 @@ from anybit.config import ClientOptions, ComputeOptions, Config, Precision
 from anybit.data.examples import Data, Examples
 from anybit.engines import Stacked
 from anybit.environment import environment
+from anybit.federated.variants import baseline, mqat
 from anybit.models import lenet5, resnet18
 from anybit.training.loop import Training
 from anybit.training.task import Task, Watch
-from anybit.variants import baseline, mqat
 
 CADENCE = 100
 """Rounds between two evaluations, by default."""

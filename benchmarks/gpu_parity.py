@@ -23,12 +23,12 @@ from anybit.config import ComputeOptions, RangeOptions
 from anybit.data.examples import Data, Pipeline
 from anybit.engines import Engine, Sequential, Stacked
 from anybit.environment import environment
+from anybit.federated.variants import mqat
 from anybit.federated.weights import learned_table, weights
 from anybit.kernels.convolution import conv2d
 from anybit.kernels.norm import norm_relu
 from anybit.quant.grid import Width
 from anybit.training.loop import Training
-from anybit.variants import mqat
 from tests.parity.cases import SIZES, VARIANTS, training, with_decay
 
 COMPILED = ("baseline", "apqn WA", "kure WA", "mqat WA", "learned steps", "augmentation")

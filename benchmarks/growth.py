@@ -25,10 +25,10 @@ from anybit import models
 from anybit.config import ClientOptions, ComputeOptions, Config
 from anybit.data.examples import Data, Examples
 from anybit.environment import environment
+from anybit.federated.variants import mqat
 from anybit.training.loop import Training
 from anybit.training.machine import convolution
 from anybit.training.task import Task
-from anybit.variants import mqat
 
 RESULTS = Path(__file__).parents[1] / "results" / "performance"
 IMAGES = 32

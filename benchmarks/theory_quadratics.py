@@ -24,13 +24,13 @@ from anybit.data.examples import Data, Examples
 from anybit.engines import Stacked
 from anybit.federated.algorithm import Loss, State, Tensors, client_weighting, federated_round, sgd_step
 from anybit.federated.cohort import Batch, Cohort, build_cohort
+from anybit.federated.objective import client_loss
 from anybit.federated.server import ServerOptions, server
-from anybit.objective import client_loss
+from anybit.federated.variants import Variant, apqn, mqat, qat
 from anybit.quant.grid import BITS, FLOAT, Width
 from anybit.quant.ranges import StepTable, cover_steps
 from anybit.quant.sites import bind, prepare
 from anybit.randomness import generator
-from anybit.variants import Variant, apqn, mqat, qat
 
 ROOT = Path(__file__).resolve().parent.parent
 WEIGHT, SITE = "0.weight", "0.weight_quantizer"

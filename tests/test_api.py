@@ -103,7 +103,7 @@ def stochastic_rounding(x: Tensor, grid: Grid, draw: Callable[[], Tensor]) -> Te
 
 def stochastic_qat(bits: int = 4) -> anybit.Variant:
     """A variant of one's own: QAT with stochastic rounding."""
-    from anybit.variants import fixed_width
+    from anybit.federated.variants import fixed_width
 
     return anybit.Variant("stochastic-qat", "W", stochastic_rounding, (bits,), fixed_width(anybit.Width.of("W", bits)),
                           evaluate="rule")

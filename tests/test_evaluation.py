@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from anybit.federated.variants import Variant, apqn, baseline, kure, mqat
 from anybit.quant.grid import Width
 from anybit.training.evaluation import Evaluator
-from anybit.variants import Variant, apqn, baseline, kure, mqat
 from tests.parity.cases import training
 
 

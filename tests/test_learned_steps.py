@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from anybit.config import ClientOptions, Config, RangeOptions
 from anybit.data.examples import Data, Examples
 from anybit.engines import Sequential
+from anybit.federated.variants import qat
 from anybit.federated.weights import learned_table
 from anybit.quant.grid import BITS
 from anybit.training.loop import Training
 from anybit.training.task import Task
-from anybit.variants import qat
 from tests.gathered import gathered
 
 SITE, BITS_3, RATE = "0.weight_quantizer", BITS.index(3), 0.01

@@ -16,12 +16,12 @@ from anybit.config import ClientOptions, Component, Config, EvaluationOptions
 from anybit.data.examples import Data, Examples
 from anybit.errors import Diverged, Interrupted
 from anybit.federated.server import ServerOptions
+from anybit.federated.variants import Variant, baseline, kure, mqat, qat
 from anybit.files.schema import plain
 from anybit.sweeps.lockstep import program_key, train_side_by_side
 from anybit.training.loop import Training
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task, Trained
-from anybit.variants import Variant, baseline, kure, mqat, qat
 
 SIZES = [3, 9, 4, 8, 6]
 

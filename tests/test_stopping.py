@@ -17,11 +17,11 @@ from torch import nn
 
 import anybit
 from anybit.errors import Interrupted
+from anybit.federated.variants import mqat
 from anybit.training.loop import Training
 from anybit.training.run_folder import RunFolder
 from anybit.training.stopping import stoppable
 from anybit.training.task import Progress, Watch
-from anybit.variants import mqat
 from tests.parity.cases import training
 
 Arrays = tuple[np.ndarray, np.ndarray]

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from anybit.errors import ConfigError
+from anybit.federated.variants import Weights, apqn, baseline, kure, mqat, qat
 from anybit.quant.grid import Width
 from anybit.quant.penalty import kurtosis
-from anybit.variants import Weights, apqn, baseline, kure, mqat, qat
 
 
 def test_baseline_and_kure_train_in_full_precision() -> None:

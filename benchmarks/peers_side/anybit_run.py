@@ -12,10 +12,10 @@ import work
 from anybit.config import ClientOptions, ComputeOptions, Config
 from anybit.data.examples import Data, Examples
 from anybit.federated.server import ServerOptions
+from anybit.federated.variants import apqn, baseline, kure, mqat
 from anybit.training.loop import Training
 from anybit.training.machine import convolution
 from anybit.training.task import Task
-from anybit.variants import apqn, baseline, kure, mqat
 
 
 def main() -> None:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from anybit.errors import AnybitError
     from anybit.federated.sampling import SamplingOptions
     from anybit.federated.server import ServerOptions
+    from anybit.federated.variants import Variant, apqn, baseline, kure, mqat, qat
     from anybit.quant.grid import Width
     from anybit.quant.ranges import StepTable
     from anybit.quant.sites import SiteOptions, prepare, replace_batchnorm
     from anybit.training.evaluation import Score
-    from anybit.variants import Variant, apqn, baseline, kure, mqat, qat
 
 _HOME = {
     "anybit.api": ("Fitted", "Run", "evaluate", "fit"),
@@ -32,7 +32,7 @@ _HOME = {
     "anybit.quant.grid": ("Width",),
     "anybit.quant.ranges": ("StepTable",),
     "anybit.quant.sites": ("SiteOptions", "prepare", "replace_batchnorm"),
-    "anybit.variants": ("Variant", "apqn", "baseline", "kure", "mqat", "qat"),
+    "anybit.federated.variants": ("Variant", "apqn", "baseline", "kure", "mqat", "qat"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

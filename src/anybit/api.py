@@ -19,11 +19,12 @@ from anybit.config import ClientOptions, Component, ComputeOptions, Config, Engi
 from anybit.data.examples import Data, Examples, Pipeline, as_examples
 from anybit.environment import environment
 from anybit.errors import ConfigError, DataError, Interrupted, ModelError, RunError
+from anybit.federated.objective import PerExample, accuracy, cross_entropy
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
+from anybit.federated.variants import Steps, Variant, baseline, mqat
 from anybit.federated.weights import learned_table, trainable
 from anybit.files.schema import plain, read
-from anybit.objective import PerExample, accuracy, cross_entropy
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import Kind, SiteOptions, step_shapes
@@ -35,7 +36,6 @@ from anybit.training.loop import Training
 from anybit.training.run_folder import RunFolder
 from anybit.training.stopping import stoppable
 from anybit.training.task import Progress, Task, Trained, Watch
-from anybit.variants import Steps, Variant, baseline, mqat
 
 if TYPE_CHECKING:
     from anybit.export.exporting import Artifact

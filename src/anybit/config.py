@@ -10,12 +10,12 @@ from anybit import recipes
 from anybit.errors import ConfigError
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
+from anybit.federated.variants import Steps
 from anybit.files.schema import read
 from anybit.fleet.options import FleetOptions
 from anybit.quant.grid import SiteKinds, check_bits
 from anybit.quant.ranges import ActivationRule, RangeRule
 from anybit.quant.sites import SiteOptions
-from anybit.variants import Steps
 
 EngineName = Literal["auto", "sequential", "stacked", "processes"]
 Precision = Literal["tf32", "fp32", "bf16"]

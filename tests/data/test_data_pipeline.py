@@ -12,10 +12,10 @@ from anybit.config import ClientOptions, Config
 from anybit.data.examples import Data, Examples, Pipeline
 from anybit.errors import DataError
 from anybit.federated.cohort import build_cohort
+from anybit.federated.variants import mqat
 from anybit.quant.grid import Width
 from anybit.training.loop import Training
 from anybit.training.task import Task
-from anybit.variants import mqat
 from tests.gathered import ENGINES, gathered
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)

@@ -17,10 +17,10 @@ from anybit.config import ComputeOptions
 from anybit.engines import Processes
 from anybit.engines.base import Engine
 from anybit.errors import EngineError
+from anybit.federated.variants import mqat
 from anybit.quant.grid import Width
 from anybit.training.evaluation import Evaluator
 from anybit.training.loop import Training
-from anybit.variants import mqat
 from tests.engines.test_processes import gone
 from tests.parity.cases import training
 

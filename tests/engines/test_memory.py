@@ -14,13 +14,13 @@ from torch import Tensor
 from anybit.engines import Stacked
 from anybit.engines.base import Program
 from anybit.errors import EngineError
+from anybit.federated.variants import Variant, mqat, qat
 from anybit.files.schema import plain
 from anybit.sweeps.schedule import _side_by_side, train_group
 from anybit.training.evaluation import Evaluator
 from anybit.training.loop import Training
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Trained
-from anybit.variants import Variant, mqat, qat
 from tests.test_lockstep import training
 
 

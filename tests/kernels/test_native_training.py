@@ -13,11 +13,11 @@ from anybit.config import ClientOptions, ComputeOptions, Config, RangeOptions
 from anybit.data.examples import Data, Examples
 from anybit.engines import Processes, Sequential
 from anybit.errors import Diverged
+from anybit.federated.variants import Variant, apqn, baseline, kure, mqat, qat
 from anybit.layers import GroupNormReLU
 from anybit.quant.grid import SiteKinds
 from anybit.training import engine_choice
 from anybit.training.loop import Task, Training
-from anybit.variants import Variant, apqn, baseline, kure, mqat, qat
 from tests.gathered import gathered
 
 pytestmark = pytest.mark.usefixtures("native")

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from anybit import models, variants
+from anybit import models
 from anybit.data.splits import SPLITS
+from anybit.federated import variants
 from anybit.federated.cohort import build_cohort, sample_clients
 from anybit.federated.sampling import SamplingOptions, sample_cohort
 from anybit.quant.ranges import weight_steps

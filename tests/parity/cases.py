@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from anybit.config import ClientOptions, Config
 from anybit.data.examples import Data, Examples
+from anybit.federated.variants import Variant, apqn, baseline, kure, mqat, qat, weight_decay_penalty
 from anybit.quant.grid import SiteKinds
 from anybit.training.loop import Training
 from anybit.training.task import Task
-from anybit.variants import Variant, apqn, baseline, kure, mqat, qat, weight_decay_penalty
 
 SIZES = [1, 9, 4, 17]
 SITES: tuple[SiteKinds, ...] = ("W", "A", "WA")

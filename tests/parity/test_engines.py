@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from anybit.config import RangeOptions
 from anybit.federated.cohort import build_cohort
+from anybit.federated.variants import apqn, mqat
 from anybit.quant.grid import Width
 from anybit.quant.sites import SiteOptions
 from anybit.training.loop import Training
-from anybit.variants import apqn, mqat
 from tests.gathered import ENGINES, gathered
 from tests.parity.cases import SITES, SIZES, VARIANTS, training, with_decay
 

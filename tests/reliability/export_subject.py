@@ -8,9 +8,9 @@ from anybit.api import Run
 from anybit.config import EvaluationOptions
 from anybit.data.examples import Data, Examples
 from anybit.export.subject import Subject
-from anybit.objective import accuracy, cross_entropy
+from anybit.federated.objective import accuracy, cross_entropy
+from anybit.federated.variants import mqat
 from anybit.training.evaluation import Evaluator
-from anybit.variants import mqat
 
 
 def subject_of(run: Run) -> Subject:

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from anybit import variants
 from anybit.config import Component, Config, EvaluationOptions, RangeOptions
 from anybit.data.examples import Data, Examples
 from anybit.errors import Interrupted
+from anybit.federated import variants
 from anybit.files.schema import plain
 from anybit.report import write_report
 from anybit.training.loop import Training

@@ -101,7 +101,7 @@ def _options(opset: int, operands: str, exact: bool, web: bool) -> Options:
 
 def _steps(steps: str | None) -> Any:
     from anybit.errors import ConfigError, did_you_mean
-    from anybit.variants import Steps
+    from anybit.federated.variants import Steps
 
     if steps is not None and steps not in get_args(Steps):
         raise ConfigError(f"--steps {steps}: {did_you_mean(steps, get_args(Steps))}")

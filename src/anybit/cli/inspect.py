@@ -27,8 +27,8 @@ def evaluate(path: RunPath,
 
     from anybit.api import Run
     from anybit.errors import ConfigError, did_you_mean
+    from anybit.federated.variants import Steps
     from anybit.quant.grid import Width
-    from anybit.variants import Steps
 
     if steps is not None and steps not in get_args(Steps):
         raise ConfigError(f"--steps {steps}: {did_you_mean(steps, get_args(Steps))}")

@@ -18,6 +18,7 @@ from anybit.data.examples import Data
 from anybit.environment import environment
 from anybit.errors import ConfigError, RunError
 from anybit.export.packing import Codes
+from anybit.federated.variants import Steps
 from anybit.files.safetensors import read_json
 from anybit.quant.calibrate import activation_table
 from anybit.quant.grid import BITS, FLOAT, Grid, Width, limits
@@ -27,7 +28,6 @@ from anybit.training.evaluation import Evaluator
 from anybit.training.loop import Training
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task
-from anybit.variants import Steps
 
 
 @dataclass(frozen=True)

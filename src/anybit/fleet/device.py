@@ -17,6 +17,7 @@ from anybit.data.examples import Data, Examples, as_examples
 from anybit.errors import ConfigError
 from anybit.federated.algorithm import LOG_STEP, State, client_update
 from anybit.federated.cohort import build_cohort
+from anybit.federated.variants import Variant, mqat
 from anybit.federated.weights import learned_table, trainable, weights
 from anybit.files.schema import read
 from anybit.fleet.flower import ConfigRecord, RecordDict
@@ -31,7 +32,6 @@ from anybit.randomness import key
 from anybit.training.build import build_data, build_functions, build_model, build_split, build_variant
 from anybit.training.loop import Training
 from anybit.training.task import Task
-from anybit.variants import Variant, mqat
 
 
 def device_width(text: str, sites: SiteKinds) -> Width | None:

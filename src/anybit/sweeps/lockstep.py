@@ -20,9 +20,9 @@ from anybit.engines import Stacked
 from anybit.engines.base import Program
 from anybit.federated.algorithm import ClientStep, State, Tensors, client_update, server_update
 from anybit.federated.cohort import Cohort, join
+from anybit.federated.objective import STRENGTHS
 from anybit.federated.robust import combiner
 from anybit.files.schema import plain
-from anybit.objective import STRENGTHS
 from anybit.training.build import MODELS
 from anybit.training.loop import Training
 from anybit.training.task import Trained

@@ -15,7 +15,7 @@ from torch import Tensor
 from anybit.config import Config
 from anybit.errors import ConfigError
 from anybit.federated.cohort import Batch, build_cohort
-from anybit.objective import client_loss
+from anybit.federated.objective import client_loss
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.sites import prepare, quantizers
 from anybit.randomness import generator

@@ -17,6 +17,7 @@ from torch import Tensor
 from anybit.api import Run
 from anybit.config import Config
 from anybit.errors import ConfigError
+from anybit.federated.variants import Variant
 from anybit.federated.weights import trainable
 from anybit.quant.grid import BITS, FLOAT, Grid, limits, pseudo_noise, quantize, rounding
 from anybit.quant.ranges import StepTable
@@ -25,7 +26,6 @@ from anybit.theory import theorem
 from anybit.theory.estimates import Given, Probe, estimate
 from anybit.theory.theorem import Bound, Setting
 from anybit.training.task import Task
-from anybit.variants import Variant
 
 
 @dataclass(frozen=True)

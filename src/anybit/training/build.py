@@ -14,17 +14,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from anybit import models, objective, variants
+from anybit import models
 from anybit.config import Component, Config
 from anybit.data import sources, splits
 from anybit.data.examples import Data
 from anybit.errors import AnybitError, ConfigError, ModelError, did_you_mean
+from anybit.federated import objective, variants
+from anybit.federated.objective import PerExample
+from anybit.federated.variants import Variant
 from anybit.files.schema import plain, read_arguments
-from anybit.objective import PerExample
 from anybit.randomness import key
 from anybit.training.machine import pick_device, pick_engine
 from anybit.training.task import Task
-from anybit.variants import Variant
 
 Registry = Mapping[str, Callable[..., Any]]
 

@@ -11,13 +11,13 @@ from torch import nn
 from anybit.config import Config
 from anybit.data.examples import Data, check_labels, check_split
 from anybit.errors import ConfigError, ModelError
+from anybit.federated.objective import cross_entropy
 from anybit.federated.sampling import check_cohort
+from anybit.federated.variants import Variant
 from anybit.federated.weights import trainable
-from anybit.objective import cross_entropy
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.sites import prepare
 from anybit.training.task import Task
-from anybit.variants import Variant
 
 
 def check_clients(split: Sequence[np.ndarray], examples: int, cohort: int) -> None:

@@ -239,7 +239,7 @@ def _remember(key: str, chosen: Measured) -> None:
 def example_task(model: nn.Module, clients: int = 10, images: int = 500) -> Task:
     """Random images of CIFAR's shape: work of a known size."""
     from anybit.data.examples import Data, Examples
-    from anybit.variants import mqat
+    from anybit.federated.variants import mqat
 
     draw = np.random.default_rng(0)
     x = torch.from_numpy(draw.normal(size=(clients * images, 3, 32, 32)).astype(np.float32))

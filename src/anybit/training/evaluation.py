@@ -15,14 +15,14 @@ from anybit.data.examples import Data
 from anybit.engines.base import Engine
 from anybit.engines.capture import Replayed
 from anybit.errors import ConfigError
+from anybit.federated.objective import PerExample
+from anybit.federated.variants import Steps, Variant
 from anybit.kernels import use_kernels
-from anybit.objective import PerExample
 from anybit.quant.calibrate import activation_table, health_seen, layer_health, weight_table
 from anybit.quant.grid import FLOAT, SiteKinds, Width, rounding
 from anybit.quant.ranges import ActivationRule, RangeRule, StepTable
 from anybit.quant.sites import SiteOptions, bind, prepare, quantizers
 from anybit.randomness import generator
-from anybit.variants import Steps, Variant
 
 Tensors = Mapping[str, Tensor]
 

@@ -28,13 +28,13 @@ from anybit.federated.algorithm import (
     sgd_step_alone,
 )
 from anybit.federated.cohort import Cohort, build_cohort
+from anybit.federated.objective import client_loss, learned_step_scale
 from anybit.federated.robust import combiner
 from anybit.federated.sampling import sample_cohort
 from anybit.federated.server import server
 from anybit.federated.weights import learned_table, trainable, weights
 from anybit.kernels import has_kernels, use_kernels
 from anybit.kernels.native import library, use_native
-from anybit.objective import client_loss, learned_step_scale
 from anybit.quant.alone import Alone
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.grid import BITS

@@ -10,9 +10,9 @@ import numpy as np
 from torch import Tensor, nn
 
 from anybit.data.examples import Data
-from anybit.objective import PerExample, accuracy, cross_entropy
+from anybit.federated.objective import PerExample, accuracy, cross_entropy
+from anybit.federated.variants import Variant
 from anybit.quant.ranges import StepTable
-from anybit.variants import Variant
 
 
 @dataclass(frozen=True)

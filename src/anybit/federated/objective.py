@@ -12,11 +12,11 @@ from anybit.data.examples import Data
 from anybit.errors import ConfigError
 from anybit.federated.algorithm import LOG_STEP, Loss, Tensors
 from anybit.federated.cohort import Batch
+from anybit.federated.variants import Variant, Weights
 from anybit.quant.alone import Alone
 from anybit.quant.grid import limits
 from anybit.quant.ranges import StepTable, all_bits
 from anybit.quant.sites import bind, observed, quantizers, weight_sites
-from anybit.variants import Variant, Weights
 
 PerExample = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) → one value per example."""
