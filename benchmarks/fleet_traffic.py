@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from anybit.config import from_recipe
-from anybit.engines import Engine, Part
+from anybit.engines.base import Engine, Part
 from anybit.environment import environment
 from anybit.fleet.flower import RecordDict
 from anybit.fleet.traffic import low_bit_weights, round_delta, rounded_layout, unrounded_delta

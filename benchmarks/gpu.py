@@ -28,7 +28,9 @@ from torch import nn
 
 from anybit.config import ClientOptions, ComputeOptions, Config, Precision
 from anybit.data.examples import Data, Examples, Pipeline
-from anybit.engines import Engine, Sequential, Stacked
+from anybit.engines.base import Engine
+from anybit.engines.sequential import Sequential
+from anybit.engines.stacked import Stacked
 from anybit.environment import environment
 from anybit.federated.variants import Variant, baseline, mqat
 from anybit.models import lenet5, resnet20

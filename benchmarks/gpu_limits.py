@@ -19,7 +19,7 @@ from gpu import CLIENTS, STEPS, milliseconds, of_engine, side_by_side, task
 
 from anybit.config import ClientOptions, ComputeOptions, Config, Precision
 from anybit.data.examples import Data, Examples
-from anybit.engines import Stacked
+from anybit.engines.stacked import Stacked
 from anybit.environment import environment
 from anybit.federated.variants import baseline, mqat
 from anybit.models import lenet5, resnet18

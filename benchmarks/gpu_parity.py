@@ -21,7 +21,9 @@ from torch import Tensor
 
 from anybit.config import ComputeOptions, RangeOptions
 from anybit.data.examples import Data, Pipeline
-from anybit.engines import Engine, Sequential, Stacked
+from anybit.engines.base import Engine
+from anybit.engines.sequential import Sequential
+from anybit.engines.stacked import Stacked
 from anybit.environment import environment
 from anybit.federated.variants import mqat
 from anybit.federated.weights import learned_table, weights

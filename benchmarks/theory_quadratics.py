@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from anybit import theory
 from anybit.data.examples import Data, Examples
-from anybit.engines import Stacked
+from anybit.engines.stacked import Stacked
 from anybit.federated.algorithm import Loss, State, Tensors, client_weighting, federated_round, sgd_step
 from anybit.federated.cohort import Batch, Cohort, build_cohort
 from anybit.federated.objective import client_loss

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anybit.engines import Engine, Processes, Sequential, Stacked
+from anybit.engines.base import Engine
+from anybit.engines.processes import Processes
+from anybit.engines.sequential import Sequential
+from anybit.engines.stacked import Stacked
 from anybit.federated.algorithm import Tensors, client_update
 from anybit.federated.cohort import Cohort
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from anybit.config import ClientOptions, Config, RangeOptions
 from anybit.data.examples import Data, Examples
-from anybit.engines import Sequential
+from anybit.engines.sequential import Sequential
 from anybit.federated.variants import qat
 from anybit.federated.weights import learned_table
 from anybit.quant.grid import BITS

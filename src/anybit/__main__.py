@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from anybit.engines.parent import die_with_torchrun
 from anybit.errors import AnybitError, MissingExtra
-from anybit.parent import die_with_torchrun
 
 
 def main() -> None:

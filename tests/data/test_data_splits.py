@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anybit.data import splits
-from anybit.data.spread import padding, spread
 from anybit.errors import DataError
+from anybit.report.spread import padding, spread
 
 NAMES = sorted(splits.SPLITS)
 

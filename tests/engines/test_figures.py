@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from anybit.config import ComputeOptions
-from anybit.engines import Processes
 from anybit.engines.base import Engine
+from anybit.engines.processes import Processes
 from anybit.errors import EngineError
 from anybit.federated.variants import mqat
 from anybit.quant.grid import Width

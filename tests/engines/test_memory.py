@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from anybit.engines import Stacked
 from anybit.engines.base import Program
+from anybit.engines.stacked import Stacked
 from anybit.errors import EngineError
 from anybit.federated.variants import Variant, mqat, qat
 from anybit.files.schema import plain

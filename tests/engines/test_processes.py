@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import anybit
 from anybit.config import ComputeOptions, Config
-from anybit.engines import Processes, processes
-from anybit.engines.processes import _Queue
+from anybit.engines import processes
+from anybit.engines.processes import Processes, _Queue
 from anybit.errors import ConfigError, EngineError
 from anybit.training.loop import Training
 from anybit.training.machine import open_engine

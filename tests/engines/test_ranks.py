@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from anybit.config import Config
-from anybit.engines import Sequential
 from anybit.engines.ranks import Ranks, shares
+from anybit.engines.sequential import Sequential
 from anybit.errors import ConfigError, EngineError
 from anybit.training.machine import _local_engine, pick_device
 

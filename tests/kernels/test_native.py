@@ -16,7 +16,7 @@ from anybit.kernels.native import operations, use_native
 from anybit.kernels.native.operations import conv2d, group_norm, max_pool2d, on_grid, subsample
 from anybit.layers import GroupNormReLU
 from anybit.models import lenet5, resnet20
-from anybit.quant import alone
+from anybit.quant import single_client as alone
 from anybit.quant.sites import prepare
 
 pytestmark = pytest.mark.usefixtures("native")

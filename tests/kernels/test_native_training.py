@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from anybit.config import ClientOptions, ComputeOptions, Config, RangeOptions
 from anybit.data.examples import Data, Examples
-from anybit.engines import Processes, Sequential
+from anybit.engines.processes import Processes
+from anybit.engines.sequential import Sequential
 from anybit.errors import Diverged
 from anybit.federated.variants import Variant, apqn, baseline, kure, mqat, qat
 from anybit.layers import GroupNormReLU

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anybit.quant.alone import Alone, HostGrid, on_grid, rounded
 from anybit.quant.grid import BITS, Grid, Transform, Width, pseudo_noise, quantize, rounding
+from anybit.quant.single_client import Alone, HostGrid, on_grid, rounded
 from anybit.quant.sites import SiteOptions, bind, prepare, step_shapes
 
 

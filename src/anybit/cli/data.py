@@ -50,8 +50,8 @@ def show(recipe: Recipe, overrides: Overrides = None,
          imports: Import = None, json: Json = False, debug: Debug = False) -> None:
     """Draw how labels and sizes spread over the clients of a recipe."""
     from anybit.config import from_recipe
-    from anybit.data.spread import draw, padding, spread
     from anybit.federated.sampling import check_cohort
+    from anybit.report.spread import draw, padding, spread
     from anybit.training.build import build_data, build_split
 
     config = from_recipe(recipe, overrides or [])

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from anybit.engines.base import Engine, Item, Part, Tensors
+from anybit.engines.parent import die_with_torchrun
 from anybit.errors import EngineError
-from anybit.parent import die_with_torchrun
 
 
 def world() -> int:

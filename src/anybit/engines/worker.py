@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from anybit.engines.parent import die_with_parent
 from anybit.engines.sharing import Shared
 from anybit.errors import AnybitError
 from anybit.files.safetensors import from_bytes, to_bytes
-from anybit.parent import die_with_parent
 
 
 @dataclass(frozen=True)

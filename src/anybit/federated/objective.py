@@ -13,9 +13,9 @@ from anybit.errors import ConfigError
 from anybit.federated.algorithm import LOG_STEP, Loss, Tensors
 from anybit.federated.cohort import Batch
 from anybit.federated.variants import Variant, Weights
-from anybit.quant.alone import Alone
 from anybit.quant.grid import limits
 from anybit.quant.ranges import StepTable, all_bits
+from anybit.quant.single_client import Alone
 from anybit.quant.sites import bind, observed, quantizers, weight_sites
 
 PerExample = Callable[[Tensor, Tensor], Tensor]

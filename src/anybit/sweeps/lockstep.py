@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from anybit.config import Component, Config
-from anybit.engines import Stacked
 from anybit.engines.base import Program
+from anybit.engines.stacked import Stacked
 from anybit.federated.algorithm import ClientStep, State, Tensors, client_update, server_update
 from anybit.federated.cohort import Cohort, join
 from anybit.federated.objective import STRENGTHS

@@ -14,7 +14,7 @@ import torch
 from anybit.api import Run
 from anybit.config import Config
 from anybit.data.examples import Data
-from anybit.engines import Stacked
+from anybit.engines.stacked import Stacked
 from anybit.environment import environment
 from anybit.errors import AnybitError, Interrupted
 from anybit.files.schema import plain

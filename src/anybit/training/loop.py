@@ -35,10 +35,10 @@ from anybit.federated.server import server
 from anybit.federated.weights import learned_table, trainable, weights
 from anybit.kernels import has_kernels, use_kernels
 from anybit.kernels.native import library, use_native
-from anybit.quant.alone import Alone
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.grid import BITS
 from anybit.quant.ranges import StepTable
+from anybit.quant.single_client import Alone
 from anybit.quant.sites import prepare, quantizers, step_shapes
 from anybit.training.checks import check_clients, check_model, check_ranges
 from anybit.training.divergence import check_finite, mean_loss, what_to_lower

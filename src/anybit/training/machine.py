@@ -8,8 +8,11 @@ from contextlib import contextmanager
 import torch
 
 from anybit.config import Config, Convolution, EngineName, Precision
-from anybit.engines import Engine, Processes, Ranks, Sequential, Stacked
-from anybit.engines.ranks import world
+from anybit.engines.base import Engine
+from anybit.engines.processes import Processes
+from anybit.engines.ranks import Ranks, world
+from anybit.engines.sequential import Sequential
+from anybit.engines.stacked import Stacked
 from anybit.errors import ConfigError
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from anybit.kernels.native.compiled import library
-from anybit.quant import alone
+from anybit.quant import single_client as alone
 
 
 def fits(*tensors: Tensor | None) -> bool:
