@@ -209,10 +209,10 @@ def _of_run(name: str, home: Path) -> Reader:
 def _answer(file: Path, mutate: Mutate, values: Callable[[], dict[str, Any]], delta: Callable[[], bytes],
             bits: int) -> Reader:
     """What the server does with the answer of a device. Flower hands over values of plain types and bytes."""
+    from anybit.config import FleetOptions
     from anybit.fleet.checks import check_update
     from anybit.fleet.exchange import Reply
     from anybit.fleet.flower import Array, ArrayRecord, ConfigRecord, RecordDict
-    from anybit.fleet.options import FleetOptions
     from anybit.fleet.wire import FORMAT, KEY, Refused
 
     def look() -> None:

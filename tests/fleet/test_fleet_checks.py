@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from anybit.config import FleetOptions
 from anybit.fleet.checks import Update, check_update, delta_norm
 from anybit.fleet.exchange import Reply
 from anybit.fleet.flower import Array, ArrayRecord, ConfigRecord, RecordDict
-from anybit.fleet.options import FleetOptions
 from anybit.fleet.wire import Refused, payload_bytes, to_record
 from anybit.quant.grid import Width
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from anybit.config import FleetOptions
 from anybit.federated.algorithm import LOG_STEP
 from anybit.fleet.exchange import Reply
-from anybit.fleet.options import FleetOptions
 from anybit.fleet.traffic import rounded_layout, unrounded_delta
 from anybit.fleet.wire import Refused, Tensors, layout, read_tensors, read_values
 from anybit.quant.grid import FLOAT, Width

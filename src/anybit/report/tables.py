@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from anybit.config.compare import compared
 from anybit.quant.grid import FLOAT, Width
 from anybit.report.read import RunRecord
-from anybit.settings import compared
 
 Score = Literal["metric", "loss"]
 

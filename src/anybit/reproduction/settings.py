@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from anybit.config import from_recipe
+from anybit.config.compare import flatten
 from anybit.errors import RunError
 from anybit.files.schema import plain
 from anybit.quant.grid import SiteKinds
 from anybit.recipes import toml_value
-from anybit.settings import flatten
 from anybit.sweeps.results import Result
 from anybit.training.build import build_variant, written_out
 
