@@ -25,7 +25,8 @@ from anybit.errors import RunError
 from anybit.export.archive import FORMAT, read_archive
 from anybit.export.fleet import read_fleet
 from anybit.export.packing import pack
-from anybit.files.safetensors import read_json, save, to_bytes
+from anybit.files.reading import read_json
+from anybit.files.safetensors import save, to_bytes
 from anybit.files.schema import plain, read
 from anybit.quant.grid import Width
 from anybit.quant.ranges import StepTable

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from anybit.errors import RunError
-from anybit.files.safetensors import load, save, write_bytes
+from anybit.files.safetensors import load, save
+from anybit.files.writing import write_bytes
 
 TENSORS = {"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.tensor(7), "c": torch.zeros(0, 4),
            "d": torch.tensor([True, False]), "e": torch.tensor([1.5], dtype=torch.float64)}

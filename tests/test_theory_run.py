@@ -18,7 +18,7 @@ from anybit.federated.server import ServerOptions
 from anybit.files.schema import plain
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions
-from anybit.theory.estimates import Given
+from anybit.theory.estimates import Known
 from anybit.theory.run_bound import clipped_share, run_bound
 from anybit.training.build import build_task
 from anybit.training.loop import Training
@@ -90,7 +90,7 @@ def test_every_constant_of_a_quadratic_is_found(trained) -> None:  # type: ignor
 
 
 def test_given_constants_are_taken(trained) -> None:  # type: ignore[no-untyped-def]
-    result = run_bound(Run.load(trained(), trusted=["known"]), Given(L=3, sigma_l=0.5, sigma_g=0.25, gap=7, eta_s=0.5))
+    result = run_bound(Run.load(trained(), trusted=["known"]), Known(L=3, sigma_l=0.5, sigma_g=0.25, gap=7, eta_s=0.5))
     s = result.setting
     assert (s.L, s.sigma_l, s.sigma_g, result.gap, s.eta_s) == (3, 0.5, 0.25, 7, 0.5)
     assert set(result.sources.values()) == {"given"}

@@ -9,37 +9,42 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from anybit.api import Fitted, Run, evaluate, fit
+    from anybit.api import Fitted, evaluate, fit
     from anybit.config import ClientOptions, ComputeOptions, Config, EvaluationOptions, RangeOptions
     from anybit.data.examples import Pipeline
     from anybit.errors import AnybitError
     from anybit.federated.sampling import SamplingOptions
     from anybit.federated.server import ServerOptions
-    from anybit.federated.variants import Variant, apqn, baseline, kure, mqat, qat
+    from anybit.federated.variants import Variant, apqn, baseline, fixed_width, kure, mqat, qat, sampled_width
     from anybit.quant.grid import Width
     from anybit.quant.ranges import StepTable
     from anybit.quant.sites import SiteOptions, prepare, replace_batchnorm
+    from anybit.training.callbacks import Callback, Progress
     from anybit.training.evaluation import Score
+    from anybit.training.run import Run
 
 _HOME = {
-    "anybit.api": ("Fitted", "Run", "evaluate", "fit"),
+    "anybit.api": ("Fitted", "evaluate", "fit"),
     "anybit.config": ("ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "RangeOptions"),
     "anybit.data.examples": ("Pipeline",),
     "anybit.errors": ("AnybitError",),
-    "anybit.training.evaluation": ("Score",),
     "anybit.federated.sampling": ("SamplingOptions",),
     "anybit.federated.server": ("ServerOptions",),
     "anybit.quant.grid": ("Width",),
     "anybit.quant.ranges": ("StepTable",),
     "anybit.quant.sites": ("SiteOptions", "prepare", "replace_batchnorm"),
-    "anybit.federated.variants": ("Variant", "apqn", "baseline", "kure", "mqat", "qat"),
+    "anybit.federated.variants": ("Variant", "apqn", "baseline", "fixed_width", "kure", "mqat", "qat", "sampled_width"),
+    "anybit.training.callbacks": ("Callback", "Progress"),
+    "anybit.training.evaluation": ("Score",),
+    "anybit.training.run": ("Run",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "AnybitError", "ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "Fitted", "Pipeline",
-    "RangeOptions", "Run", "SamplingOptions", "Score", "ServerOptions", "SiteOptions", "StepTable", "Variant", "Width",
-    "apqn", "baseline", "evaluate", "fit", "kure", "mqat", "prepare", "qat", "replace_batchnorm",
+    "AnybitError", "Callback", "ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "Fitted", "Pipeline",
+    "Progress", "RangeOptions", "Run", "SamplingOptions", "Score", "ServerOptions", "SiteOptions", "StepTable", "Variant",
+    "Width", "apqn", "baseline", "evaluate", "fit", "fixed_width", "kure", "mqat", "prepare", "qat", "replace_batchnorm",
+    "sampled_width",
 ]
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anybit.errors import ConfigError
-from anybit.quant.grid import BITS, Grid, Width, levels, limits, pseudo_noise, quantize, select, step_rule
+from anybit.quant.grid import BITS, Grid, Width, levels, limits, pseudo_noise, quantize, rescaled, select
 from anybit.randomness import uniform
 
 
@@ -38,9 +38,9 @@ def test_limits_at_four_bits(name: str, expected: tuple[int, int, int]) -> None:
     assert (low, high, levels(torch.tensor(4), name)) == expected  # type: ignore[arg-type]
 
 
-def test_fingerprint_of_the_step_rule() -> None:
+def test_fingerprint_of_the_rescaled() -> None:
     """From 2 bits the clip limits −2Δ₂ and Δ₂ become −1.506Δ₂ and 1.494Δ₂ at 8 bits: why QAT(2) collapses there."""
-    step = step_rule(torch.tensor(1.0), 2, torch.tensor(8), "full")
+    step = rescaled(torch.tensor(1.0), 2, torch.tensor(8), "full")
     low, high = limits(torch.tensor(8), "full")
     assert float(step * low) == pytest.approx(-1.506, abs=5e-4)
     assert float(step * high) == pytest.approx(1.494, abs=5e-4)
@@ -49,8 +49,8 @@ def test_fingerprint_of_the_step_rule() -> None:
 
 @given(st.integers(2, 8), st.integers(2, 8), st.sampled_from(["full", "narrow", "unsigned"]), st.floats(1e-3, 1e3))
 def test_step_rule_there_and_back(a: int, b: int, name: str, step: float) -> None:
-    there = step_rule(torch.tensor(step, dtype=torch.float64), b, torch.tensor(a), name)  # type: ignore[arg-type]
-    back = step_rule(there, a, torch.tensor(b), name)  # type: ignore[arg-type]
+    there = rescaled(torch.tensor(step, dtype=torch.float64), b, torch.tensor(a), name)  # type: ignore[arg-type]
+    back = rescaled(there, a, torch.tensor(b), name)  # type: ignore[arg-type]
     assert float(back) == pytest.approx(step)
 
 

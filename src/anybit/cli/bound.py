@@ -21,12 +21,12 @@ def bound(path: RunPath,
           eta_s: Annotated[float | None, typer.Option("--eta-s", help="η_s; default: the run's server.lr.")] = None,
           imports: Import = None, json: Json = False, debug: Debug = False) -> None:
     """Bound ‖∇F‖² of a finished run by Theorem 3.1, term by term; learning rates too large for it are an error."""
-    from anybit.api import Run
     from anybit.errors import ConfigError
-    from anybit.theory.estimates import Given
+    from anybit.theory.estimates import Known
     from anybit.theory.run_bound import run_bound
+    from anybit.training.run import Run
 
-    result = run_bound(Run.load(path, trusted=imports or []), Given(smoothness, sigma_l, sigma_g, gap, eta_s))
+    result = run_bound(Run.load(path, trusted=imports or []), Known(smoothness, sigma_l, sigma_g, gap, eta_s))
     if json:
         print_json(result.as_json())
     else:

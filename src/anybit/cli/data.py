@@ -52,11 +52,12 @@ def show(recipe: Recipe, overrides: Overrides = None,
     from anybit.config import from_recipe
     from anybit.federated.sampling import check_cohort
     from anybit.report.spread import draw, padding, spread
-    from anybit.training.build import build_data, build_split
+    from anybit.training.build import Components
 
     config = from_recipe(recipe, overrides or [])
-    data = build_data(config, imports or [])
-    split = build_split(config, data, imports or [])
+    named = Components(config, imports or [])
+    data = named.build_data()
+    split = named.build_split(data)
     check_cohort(config.cohort, len(split))
     found = spread(data.train.y.numpy(), split, data.class_names)
     numbers = {**found.numbers(), **padding(split, config.cohort, config.client.batch_size, config.client.epochs,

@@ -41,12 +41,12 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
            bench: Bench = False, web: Web = False, out: Out = None, licence: Licence = "other", imports: Import = None,
            json: Json = False, debug: Debug = False) -> None:
     """Write a trained run as low-bit artifacts, run them in their runtime and compare with the evaluation."""
-    from anybit.api import Run
     from anybit.export.exporting import Exporter
     from anybit.export.fleet import read_fleet
     from anybit.export.report import refuse, write_report
     from anybit.export.subject import from_run
     from anybit.quant.grid import FLOAT
+    from anybit.training.run import Run
 
     devices = read_fleet(fleet) if fleet else None
     run = Run.load(path, trusted=imports or [])
@@ -101,10 +101,10 @@ def _options(opset: int, operands: str, exact: bool, web: bool) -> Options:
 
 def _steps(steps: str | None) -> Any:
     from anybit.errors import ConfigError, did_you_mean
-    from anybit.federated.variants import Steps
+    from anybit.federated.variants import StepRule
 
-    if steps is not None and steps not in get_args(Steps):
-        raise ConfigError(f"--steps {steps}: {did_you_mean(steps, get_args(Steps))}")
+    if steps is not None and steps not in get_args(StepRule):
+        raise ConfigError(f"--steps {steps}: {did_you_mean(steps, get_args(StepRule))}")
     return steps
 
 

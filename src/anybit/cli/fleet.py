@@ -63,8 +63,8 @@ def classes(path: RunPath, imports: Import = None, json: Json = False, debug: De
     """How every class of devices (all of one width) fares, the worst class, and the spread."""
     from dataclasses import asdict
 
-    from anybit.api import Run
     from anybit.fleet.classes import device_classes
+    from anybit.training.run import Run
 
     found = device_classes(Run.load(path, trusted=imports or []))
     if json:

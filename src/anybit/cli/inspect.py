@@ -11,9 +11,9 @@ from anybit.cli.console import Debug, Import, Json, print_json, print_table, say
 from anybit.cli.training import RunPath
 
 if TYPE_CHECKING:
-    from anybit.api import Run
     from anybit.reproduction.compare import Comparison
     from anybit.training.evaluation import Score
+    from anybit.training.run import Run
 
 
 def evaluate(path: RunPath,
@@ -25,13 +25,13 @@ def evaluate(path: RunPath,
     """Evaluate a trained run at any widths on the whole test set."""
     from typing import get_args
 
-    from anybit.api import Run
     from anybit.errors import ConfigError, did_you_mean
-    from anybit.federated.variants import Steps
+    from anybit.federated.variants import StepRule
     from anybit.quant.grid import Width
+    from anybit.training.run import Run
 
-    if steps is not None and steps not in get_args(Steps):
-        raise ConfigError(f"--steps {steps}: {did_you_mean(steps, get_args(Steps))}")
+    if steps is not None and steps not in get_args(StepRule):
+        raise ConfigError(f"--steps {steps}: {did_you_mean(steps, get_args(StepRule))}")
     run = Run.load(path, trusted=imports or [])
     if mixed:
         if width or steps:
@@ -135,8 +135,8 @@ def doctor(engines: Annotated[bool, typer.Option("--engines", help="Measure ever
                               ] = False,
            json: Json = False, debug: Debug = False) -> None:
     """Say what this machine has, what is missing for what, and (with --engines) which engine is fast here."""
-    from anybit.data.cache import home
     from anybit.environment import EXTRAS, environment, version
+    from anybit.files.writing import home
 
     facts = {**environment(), "cache": str(home())}
     extras = {extra: {package: version(package) for package in packages} for extra, packages in EXTRAS.items()}

@@ -11,7 +11,7 @@ import typer
 from anybit import recipes
 from anybit.cli.console import Debug, Import, Json, print_json, print_table, say
 from anybit.errors import ConfigError
-from anybit.files.bounded import writing
+from anybit.files.writing import writing
 
 Recipe = Annotated[str, typer.Argument(help="A recipe's name ('anybit ls'), or a path to a .toml file.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, e.g. rounds=200.")]
@@ -51,7 +51,7 @@ def tell_not_kept(chosen: Iterable[tuple[str, Sequence[str]]], quiet: bool = Fal
 
 def cp(recipe: Recipe, target: Annotated[Path, typer.Argument(help="The new .toml file.")], debug: Debug = False) -> None:
     """Copy a recipe to a file of your own, with what it extends written out."""
-    from anybit.files.safetensors import write_bytes
+    from anybit.files.writing import write_bytes
 
     if target.suffix != ".toml":
         raise ConfigError(f"'{target}': a recipe's file ends in .toml")

@@ -14,8 +14,7 @@ from anybit.training.stopping import stoppable
 
 if TYPE_CHECKING:
     from anybit.config import Config
-    from anybit.training.loop import Training
-    from anybit.training.run_folder import RunFolder
+    from anybit.training.opening import OpenRun
     from anybit.training.task import Task
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
@@ -28,42 +27,40 @@ def run(recipe: Recipe, overrides: Overrides = None,
     """Train a recipe."""
     from anybit.config import from_recipe
     from anybit.engines.ranks import rank
-    from anybit.environment import environment
-    from anybit.files.schema import plain
-    from anybit.training.build import build_task, settled
-    from anybit.training.engine_choice import calibrated
-    from anybit.training.follower import Follower
-    from anybit.training.loop import Training
-    from anybit.training.run_folder import RunFolder
-    from anybit.training.task import Watch
+    from anybit.training.build import build_task
+    from anybit.training.opening import open_run
 
-    config = from_recipe(recipe, overrides or [])
-    task = build_task(config, imports or [])
+    config, trusted = from_recipe(recipe, overrides or []), imports or []
     if dry_run:
-        config = settled(config, imports or [])
-        Training(task, config).engine.close()  # whatever can be known to be wrong is said now
+        _dry_run(config, trusted)
         tell_not_kept([(recipe, overrides or [])], quiet)
-        print_json({"config": plain(config), "cost": _cost(config, task)})
         return
     reporter = Reporter(quiet or rank() > 0)
-    config = settled(calibrated(config, task, reporter.message), imports or [])
     path = path or Path("runs") / f"{Path(recipe).stem if recipe.endswith('.toml') else recipe.replace('/', '-')}-" \
                                   f"{time.strftime('%Y%m%d-%H%M%S')}"
-    training = Training(task, config, Watch(on_round=reporter.on_round, on_message=reporter.message))
-    folder = RunFolder.create(path, plain(config), environment(), task.split) if training.engine.leads else Follower(path)
+    opened = open_run(path, config, lambda config: build_task(config, trusted), trusted=trusted, say=reporter.message)
     tell_not_kept([(recipe, overrides or [])], quiet or rank() > 0)
-    _train(training, folder, reporter, json)
+    _train(opened, reporter, json)
+
+
+def _dry_run(config: Config, trusted: list[str]) -> None:
+    """Say whatever can be known to be wrong; else the settled config, and what the run would compute."""
+    from anybit.files.schema import plain
+    from anybit.training.build import build_task, settled
+    from anybit.training.computation import open_computation
+
+    task, config = build_task(config, trusted), settled(config, trusted)
+    open_computation(task, config).engine.close()
+    print_json({"config": plain(config), "cost": _cost(config, task)})
 
 
 def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Continue an interrupted run from its last checkpoint."""
-    from anybit.api import Run
     from anybit.engines.ranks import rank
     from anybit.errors import RunError
     from anybit.sweeps.plan import is_sweep
-    from anybit.training.follower import Follower
-    from anybit.training.loop import Training
-    from anybit.training.task import Watch
+    from anybit.training.opening import open_run
+    from anybit.training.run import Run
 
     if is_sweep(path):
         raise RunError(f"{path} is a sweep: continue it with 'anybit sweep {path}'")
@@ -71,22 +68,26 @@ def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Js
     if run.folder.whole:
         raise RunError(f"{path} is finished: see it with 'anybit report {path}'")
     reporter = Reporter(quiet or rank() > 0, first_round=max(map(run.folder.round_of, run.folder.checkpoints()), default=0))
-    watch = Watch(on_round=reporter.on_round, on_message=reporter.message)
-    training = Training(run.task(), run.config, watch)
-    _train(training, run.folder if training.engine.leads else Follower(path), reporter, json, resume=True)
+    _train(open_run(path, None, lambda config: run.task(), resume=True), reporter, json)
 
 
-def _train(training: Training, folder: RunFolder, reporter: Reporter, json: bool, resume: bool = False) -> None:
-    task, config = training.task, training.config
+def _train(opened: OpenRun, reporter: Reporter, json: bool) -> None:
+    from anybit.training.callbacks import EachRound, Watch
+    from anybit.training.loop import Simulation, begin, train
+
+    task, config, folder = opened.computation.task, opened.config, opened.folder
+    assert folder is not None
+    watch = Watch(reporter.message)
     try:
-        with folder.locked(), stoppable(training.watch, say):
+        with opened.held(), stoppable(watch, say):
             reporter.message(f"{folder.path}: {task.variant.name} on {config.data.name}, {len(task.split)} clients, "
                              f"{config.cohort} a round, {config.engine} engine on {config.device}"
-                             + (f", from round {reporter.first_round}" if resume else ""))
-            trained = training.train(folder, resume)
+                             + (f", from round {reporter.first_round}" if opened.resumed else ""))
+            training = begin(opened.computation, folder, opened.resumed, watch, [EachRound(reporter.on_round)])
+            trained = train(training, Simulation(training))
     finally:
         reporter.close()
-    if not training.engine.leads:
+    if not opened.computation.engine.leads:
         return
     if json:
         print_json({"path": str(folder.path), **trained.evaluation})

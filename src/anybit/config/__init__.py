@@ -1,6 +1,7 @@
 """Config: every setting of a run, with its default and its reason."""
 
 from anybit.config.options import (
+    OBJECT,
     ClientOptions,
     Component,
     ComputeOptions,
@@ -14,5 +15,5 @@ from anybit.config.options import (
     from_recipe,
 )
 
-__all__ = ["ClientOptions", "Component", "ComputeOptions", "Config", "Convolution", "EngineName", "EvaluationOptions",
-           "FleetOptions", "Precision", "RangeOptions", "from_recipe"]
+__all__ = ["OBJECT", "ClientOptions", "Component", "ComputeOptions", "Config", "Convolution", "EngineName",
+           "EvaluationOptions", "FleetOptions", "Precision", "RangeOptions", "from_recipe"]

@@ -10,7 +10,7 @@ from anybit import recipes
 from anybit.errors import ConfigError
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
-from anybit.federated.variants import Steps
+from anybit.federated.variants import StepRule
 from anybit.files.schema import read
 from anybit.quant.grid import SiteKinds, check_bits
 from anybit.quant.ranges import ActivationRule, RangeRule
@@ -19,6 +19,8 @@ from anybit.quant.sites import SiteOptions
 EngineName = Literal["auto", "sequential", "stacked", "processes"]
 Precision = Literal["tf32", "fp32", "bf16"]
 Convolution = Literal["default", "no-onednn", "channels-last", "native"]
+OBJECT = "<python object>"
+"""The name of a model, data or variant that was passed as an object."""
 MOST_THREADS = 1024
 """Threads are started as asked for: a config from elsewhere must not ask for a million."""
 
@@ -72,7 +74,7 @@ class RangeOptions:
     """Weight steps at the start; none: the variant's own rule (min-max for QAT and APQN, MSE for MQAT)."""
     activations: ActivationRule = "cover"
     """Activation steps at the start, and when re-estimated for evaluation."""
-    evaluate: Steps | None = None
+    evaluate: StepRule | None = None
     """Steps at evaluation; none: the variant's own choice."""
     calibration_images: int = 64
     """Training images on which activation ranges are measured."""
@@ -91,7 +93,7 @@ class EvaluationOptions:
     bits: tuple[int, ...] = (32, 8, 6, 4, 3, 2)
     sites: tuple[SiteKinds, ...] = ("W", "A", "WA")
     """Sites of the grid at the end of the run, besides the variant's own; on the way only the variant's own."""
-    steps: tuple[Steps, ...] = ("table", "rule", "mse")
+    steps: tuple[StepRule, ...] = ("table", "rule", "mse")
     """Step rules of the grid at the end of the run."""
     batch_size: int | None = None
     """Test images at once; none: 500 on a CPU, 2,500 on a GPU, fewer if they do not fit."""

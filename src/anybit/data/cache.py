@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from anybit.errors import AnybitError, DataError
-from anybit.files.safetensors import read_json, write_json
+from anybit.files.reading import read_json
 from anybit.files.schema import plain, read
+from anybit.files.writing import home, write_json
 
 FORMAT = 1
 PARTS = ("train", "test")
@@ -75,12 +76,6 @@ class Prepared:
 
     manifest: Manifest
     arrays: Mapping[str, np.ndarray]
-
-
-def home() -> Path:
-    """Where prepared sets lie."""
-    given = os.environ.get("ANYBIT_DATA")
-    return Path(given) if given else Path.home() / ".cache" / "anybit"
 
 
 def folder(name: str) -> Path:

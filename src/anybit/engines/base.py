@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from anybit.errors import EngineError
+from anybit.tensors import Part
 
 Item = TypeVar("Item")
-Tensors = Mapping[str, Tensor]
-Part = tuple[slice | Tensor, dict[str, Tensor], Tensor]
-"""Some clients of a cohort after their local training: (which, deltas with the client first, losses (client, step))."""
 
 
 class Engine:
@@ -25,9 +23,12 @@ class Engine:
     leads = True
     """Whether this one evaluates and writes."""
 
-    def map_clients(self, update: Callable[..., Any], client_step: Callable[..., Any], w: Tensors, steps: Tensors,
-                    cohort: Any) -> Iterable[Part]:
-        """Run update(w, steps, width, batches, client_step) for every client of the cohort: parts, in order."""
+    def map_clients(self, update: Callable[..., Any], client_step: Any, w: Any, given: Any, cohort: Any) -> Iterable[Part]:
+        """Run update(w, batches, local step) for every client of the cohort: parts, in order.
+
+        w, given: trees of tensors · client_step: a local step in two forms, `mapped` over clients that are stacked,
+        with everything as an argument, and `alone`, which makes that of one client from (given, its width).
+        """
         raise NotImplementedError
 
     def prepare(self, round: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,10 +43,12 @@ class Engine:
         """Compute fewer of the clients at once, because they did not fit into memory, and say so."""
         raise EngineError("one client alone does not fit into memory: lower client.batch_size, or use device=cpu")
 
-    def combine(self, total: Mapping[str, Tensor], losses: Sequence[Tensor], w: Tensors,
-                cohort: Any) -> tuple[dict[str, Tensor], Tensor]:
-        """From what this engine's parts gave to what the whole cohort gives: (summed deltas, losses (client, step))."""
-        return dict(total), torch.cat(list(losses))
+    def combine(self, total: Any, losses: Sequence[Tensor], like: Any, cohort: Any) -> tuple[Any, Tensor]:
+        """Go from what this engine's parts gave to what the whole cohort gives: (summed deltas, losses (client, step)).
+
+        total: none where this engine had no client · like: a tree in the form of the deltas.
+        """
+        return total, torch.cat(list(losses))
 
     def each(self, figures: Callable[[Item], Sequence[float]], items: Sequence[Item]) -> list[list[float]]:
         """figures(item) of every item, in order."""
@@ -73,9 +76,3 @@ class Program:
     def release(self) -> None:
         self.prepared = None
         torch.cuda.empty_cache()
-
-
-def alone(client_step: Callable[..., Any]) -> Callable[..., Any]:
-    """The form of a client step that is cheaper for one client outside any transform, if it has one."""
-    form: Callable[..., Any] = getattr(client_step, "alone", client_step)
-    return form

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from torch.utils import _pytree as pytree
 
 from anybit import errors
-from anybit.engines.base import Engine, Item, Part, Tensors, alone
+from anybit.engines.base import Engine, Item
 from anybit.engines.figures import shared_out
 from anybit.engines.sharing import Layout, Shared
 from anybit.engines.worker import (
@@ -34,6 +34,7 @@ from anybit.engines.worker import (
 )
 from anybit.environment import cores
 from anybit.errors import AnybitError, EngineError
+from anybit.tensors import Part, picked
 
 RESULT_BYTES = 1 << 28
 """Shared memory for deltas that wait for their turn."""
@@ -47,12 +48,11 @@ class Processes(Engine):
         self._running: list[Worker] = []
         self._job: Job | None = None
 
-    def map_clients(self, update: Callable[..., Any], client_step: Callable[..., Any], w: Tensors, steps: Tensors,
-                    cohort: Any) -> Iterator[Part]:
-        """One part per client, as the sequential engine gives them."""
-        job = self._ready(update, alone(client_step), w, steps, cohort)
+    def map_clients(self, update: Callable[..., Any], client_step: Any, w: Any, given: Any, cohort: Any) -> Iterator[Part]:
+        """Give one part per client, as the sequential engine does."""
+        job = self._ready(update, client_step, w, given, cohort)
         job.w.write(w)
-        job.steps.write(steps)
+        job.given.write(given)
         finished = False
         try:
             self._broadcast(cohort_message(cohort), cohort)
@@ -73,18 +73,17 @@ class Processes(Engine):
             self._running.pop().end()
         self._job = None
 
-    def _ready(self, update: Callable[..., Any], client_step: Callable[..., Any], w: Tensors, steps: Tensors,
-               cohort: Any) -> Job:
-        """Workers for this work: those that run, or new ones."""
+    def _ready(self, update: Callable[..., Any], client_step: Any, w: Any, given: Any, cohort: Any) -> Job:
+        """Have workers for this work: those that run, or new ones."""
         clients = len(cohort.clients)
         job, workers = self._job, min(self.workers, clients)
         if job and (job.update, job.client_step) == (update, client_step) and job.w.layout.fits(w) \
-                and job.steps.layout.fits(steps) and len(self._running) >= workers:
+                and job.given.layout.fits(given) and len(self._running) >= workers:
             return job
         self.close()
         layout = Layout(w)
         places = max(2 * workers, min(clients, RESULT_BYTES // layout.size))
-        self._job = Job(update, client_step, pytree.tree_structure(cohort), Shared(layout), Shared(Layout(steps)),
+        self._job = Job(update, client_step, pytree.tree_structure(cohort), Shared(layout), Shared(Layout(given)),
                         Shared(layout, places))
         for _ in range(workers):
             self._running.append(start(partial(train_clients, self._job), self._running))
@@ -108,9 +107,9 @@ class Processes(Engine):
                     result = self._result(worker, cohort)
                     losses[result.client] = result.losses
                     idle.append(worker)
-            deltas = {n: d[None] for n, d in job.results.tensors(queue.placed[front]).items()}
+            deltas = picked(job.results.tensors(queue.placed[front]), None)
             each = losses.pop(front)
-            yield slice(front, front + 1), deltas, pad(each, (0, cohort.steps - len(each)))[None]
+            yield slice(front, front + 1), deltas, pad(each, (0, cohort.local_steps - len(each)))[None]
             queue.release(front)
 
     def _send(self, worker: Worker, client: int, place: int, cohort: Any) -> None:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.utils import _pytree as pytree
 
-from anybit.engines.base import Engine, Item, Part, Tensors
+from anybit.engines.base import Engine, Item
 from anybit.engines.parent import die_with_torchrun
 from anybit.errors import EngineError
+from anybit.tensors import Part
 
 
 def world() -> int:
@@ -58,32 +60,30 @@ class Ranks(Engine):
         self.rank, self.ranks, self.device = dist.get_rank(), dist.get_world_size(), device
         self.leads = self.rank == 0
 
-    def map_clients(self, update: Callable[..., Any], client_step: Callable[..., Any], w: Tensors, steps: Tensors,
-                    cohort: Any) -> Iterator[Part]:
-        """The parts of this rank's share."""
+    def map_clients(self, update: Callable[..., Any], client_step: Any, w: Any, given: Any, cohort: Any) -> Iterator[Part]:
+        """Give the parts of this rank's share."""
         share = shares(cohort.counts.sum(1).tolist(), self.ranks)[self.rank]
         if not share:
             return
         own, place = cohort.chosen(share), torch.tensor(share)
-        for clients, deltas, losses in self.inner.map_clients(update, client_step, w, steps, own):
-            yield place[clients], deltas, pad(losses, (0, cohort.steps - losses.shape[-1]))
+        for clients, deltas, losses in self.inner.map_clients(update, client_step, w, given, own):
+            yield place[clients], deltas, pad(losses, (0, cohort.local_steps - losses.shape[-1]))
 
-    def combine(self, total: Mapping[str, Tensor], losses: Sequence[Tensor], w: Tensors,
-                cohort: Any) -> tuple[dict[str, Tensor], Tensor]:
+    def combine(self, total: Any, losses: Sequence[Tensor], like: Any, cohort: Any) -> tuple[Any, Tensor]:
         """Sum over ranks: deltas in one message per type, losses at their clients' places."""
         share, during = shares(cohort.counts.sum(1).tolist(), self.ranks)[self.rank], f"in round {cohort.round + 1}"
-        every = torch.zeros(len(cohort.clients), cohort.steps, device=self.device)
+        every = torch.zeros(len(cohort.clients), cohort.local_steps, device=self.device)
         if losses:
             every[torch.tensor(share, device=self.device)] = torch.cat(list(losses)).to(every.dtype)
-        sums = {n: total.get(n, torch.zeros_like(p)).contiguous() for n, p in w.items()}
-        for dtype in sorted({t.dtype for t in sums.values()}, key=str):
-            names = [n for n, t in sums.items() if t.dtype == dtype]
-            flat = torch.cat([sums[n].reshape(-1) for n in names])
+        parts, form = pytree.tree_flatten(total if total is not None else pytree.tree_map(torch.zeros_like, like))
+        for dtype in sorted({part.dtype for part in parts}, key=str):
+            same = [i for i, part in enumerate(parts) if part.dtype == dtype]
+            flat = torch.cat([parts[i].contiguous().flatten() for i in same])
             self._all_reduce(flat, during)
-            parts = torch.split(flat, [sums[n].numel() for n in names])
-            sums.update({n: part.view(w[n].shape) for n, part in zip(names, parts, strict=True)})
+            for i, summed in zip(same, torch.split(flat, [parts[i].numel() for i in same]), strict=True):
+                parts[i] = summed.view(parts[i].shape)
         self._all_reduce(every, during)
-        return sums, every
+        return pytree.tree_unflatten(parts, form), every
 
     def each(self, figures: Callable[[Item], Sequence[float]], items: Sequence[Item]) -> list[list[float]]:
         return self.inner.each(figures, items)

@@ -7,17 +7,15 @@ from typing import Any
 
 from torch.nn.functional import pad
 
-from anybit.engines.base import Engine, Part, Tensors, alone
+from anybit.engines.base import Engine
+from anybit.tensors import Part, picked
 
 
 class Sequential(Engine):
-    """Memory holds one client at a time, whatever the cohort."""
+    """Hold one client at a time in memory, whatever the cohort."""
 
-    def map_clients(self, update: Callable[..., Any], client_step: Callable[..., Any], w: Tensors, steps: Tensors,
-                    cohort: Any) -> Iterator[Part]:
-        """One part per client; the losses of shorter clients end in zeros."""
-        step = alone(client_step)
+    def map_clients(self, update: Callable[..., Any], client_step: Any, w: Any, given: Any, cohort: Any) -> Iterator[Part]:
+        """Give one part per client; the losses of shorter clients end in zeros."""
         for i in range(len(cohort.clients)):
-            delta, losses = update(w, steps, cohort.width_bits[i], cohort.batches(i), step)
-            losses = pad(losses, (0, cohort.steps - len(losses)))
-            yield slice(i, i + 1), {n: d[None] for n, d in delta.items()}, losses[None]
+            delta, losses = update(w, cohort.batches(i), client_step.alone(given, cohort.width_bits[i]))
+            yield slice(i, i + 1), picked(delta, None), pad(losses, (0, cohort.local_steps - len(losses)))[None]

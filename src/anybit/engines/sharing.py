@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch.utils import _pytree as pytree
 
 ALIGNMENT = 64
 """As torch allocates, so that kernels take the same path as on tensors of its own."""
 
 
 class Layout:
-    """Where tensors of given shapes lie, one after another."""
+    """Where the leaves of a tree of tensors lie, one after another."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.shapes = {n: t.shape for n, t in tensors.items()}
-        self.dtypes = {n: t.dtype for n, t in tensors.items()}
-        self.offsets, end = {}, 0
-        for name, tensor in tensors.items():
-            self.offsets[name] = end
-            end += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+    def __init__(self, tree: Any) -> None:
+        leaves, self.form = pytree.tree_flatten(tree)
+        self.shapes = [leaf.shape for leaf in leaves]
+        self.dtypes = [leaf.dtype for leaf in leaves]
+        self.offsets, end = list[int](), 0
+        for leaf in leaves:
+            self.offsets.append(end)
+            end += -(-leaf.numel() * leaf.element_size() // ALIGNMENT) * ALIGNMENT
         self.size = max(end, ALIGNMENT)
 
-    def fits(self, tensors: Mapping[str, Tensor]) -> bool:
-        return self.shapes == {n: t.shape for n, t in tensors.items()} \
-            and self.dtypes == {n: t.dtype for n, t in tensors.items()}
+    def fits(self, tree: Any) -> bool:
+        """Whether a tree has this form, these shapes and these types."""
+        leaves, form = pytree.tree_flatten(tree)
+        return (form, [leaf.shape for leaf in leaves], [leaf.dtype for leaf in leaves]) == \
+            (self.form, self.shapes, self.dtypes)
 
 
 class Shared:
@@ -36,13 +39,15 @@ class Shared:
         self.layout, self.count = layout, count
         self._memory = mmap.mmap(-1, layout.size * count)
 
-    def tensors(self, place: int = 0) -> dict[str, Tensor]:
-        """The tensors of one copy: views of the shared memory."""
-        start = place * self.layout.size
-        return {name: torch.frombuffer(self._memory, dtype=self.layout.dtypes[name], count=shape.numel(),
-                                       offset=start + self.layout.offsets[name]).view(shape) if shape.numel() else
-                torch.empty(shape, dtype=self.layout.dtypes[name]) for name, shape in self.layout.shapes.items()}
+    def tensors(self, place: int = 0) -> Any:
+        """Return the tree of one copy: views of the shared memory."""
+        start, layout = place * self.layout.size, self.layout
+        leaves = [torch.frombuffer(self._memory, dtype=dtype, count=shape.numel(), offset=start + offset).view(shape)
+                  if shape.numel() else torch.empty(shape, dtype=dtype)
+                  for shape, dtype, offset in zip(layout.shapes, layout.dtypes, layout.offsets, strict=True)]
+        return pytree.tree_unflatten(leaves, layout.form)
 
-    def write(self, tensors: Mapping[str, Tensor], place: int = 0) -> None:
-        for name, view in self.tensors(place).items():
-            view.copy_(tensors[name])
+    def write(self, tree: Any, place: int = 0) -> None:
+        """Copy a tree into one of the copies."""
+        for view, leaf in zip(pytree.tree_leaves(self.tensors(place)), pytree.tree_leaves(tree), strict=True):
+            view.copy_(leaf)

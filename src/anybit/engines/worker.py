@@ -29,11 +29,11 @@ class Job:
     """What all workers share by fork."""
 
     update: Callable[..., Any]
-    client_step: Callable[..., Any]
+    client_step: Any
     form: Any
     """How a cohort is put together from its tensors (of the first one: who the clients are does not matter here)."""
     w: Shared
-    steps: Shared
+    given: Shared
     results: Shared
 
 
@@ -145,26 +145,24 @@ def start(serve: Callable[[Connection], None], siblings: Sequence[Worker]) -> Wo
 
 def train_clients(job: Job, pipe: Connection) -> None:
     """Serve orders: a new cohort, or one of its clients to train."""
-    w, steps, cohort = job.w.tensors(), job.steps.tensors(), None
+    w, given, cohort = job.w.tensors(), job.given.tensors(), None
     places = [job.results.tensors(i) for i in range(job.results.count)]
     while True:
         tensors, order = from_bytes(pipe.recv_bytes(), "the engine's message")
         if tensors:
-            # A new dict: what a model remembers of the last round's steps no longer holds.
-            cohort, steps = pytree.tree_unflatten([tensors[str(i)] for i in range(len(tensors))], job.form), dict(steps)
+            cohort = pytree.tree_unflatten([tensors[str(i)] for i in range(len(tensors))], job.form)
             continue
         client, place = int(order["client"]), places[int(order["place"])]
-        pipe.send_bytes(_train(job, w, steps, cohort, client, place).message())
+        pipe.send_bytes(_train(job, w, given, cohort, client, place).message())
 
 
-def _train(job: Job, w: dict[str, Tensor], steps: dict[str, Tensor], cohort: Any, client: int,
-           place: dict[str, Tensor]) -> Done | Failed:
+def _train(job: Job, w: Any, given: Any, cohort: Any, client: int, place: Any) -> Done | Failed:
     taken = [0]
     try:
-        delta, losses = job.update(w, steps, cohort.width_bits[client], _counted(cohort.batches(client), taken),
-                                   job.client_step)
-        for name, value in delta.items():
-            place[name].copy_(value)
+        local_step = job.client_step.alone(given, cohort.width_bits[client])
+        delta, losses = job.update(w, _counted(cohort.batches(client), taken), local_step)
+        for target, value in zip(pytree.tree_leaves(place), pytree.tree_leaves(delta), strict=True):
+            target.copy_(value)
         return Done(client, losses)
     except Exception as error:
         kind = type(error).__name__ if isinstance(error, AnybitError) else ""

@@ -24,7 +24,7 @@ from torch import Tensor
 from anybit.errors import RunError
 from anybit.export.packing import pack, packed_size, unpack
 from anybit.export.subject import Subject
-from anybit.files.bounded import bounded
+from anybit.files.reading import bounded
 from anybit.files.safetensors import load, save
 from anybit.quant.grid import BITS, FLOAT, Width
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anybit.api import OBJECT
+from anybit.config import OBJECT
 from anybit.environment import environment
 from anybit.export.exporting import Artifact
 from anybit.export.subject import Subject

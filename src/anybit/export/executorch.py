@@ -19,7 +19,7 @@ from anybit.export.extras import need, quiet
 from anybit.export.reference import Additions, output_grids, reference
 from anybit.export.subject import Subject
 from anybit.export.verify import verdict
-from anybit.files.safetensors import write_bytes
+from anybit.files.writing import write_bytes
 from anybit.quant.grid import Grid, Width
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from anybit.export.onnx_model import OnnxExporter
 from anybit.export.reference import outputs, reference
 from anybit.export.subject import Subject, check_width
 from anybit.export.verify import Verdict, int8_is_exact, kernels, missing_kernels, onnx_outputs, verdict
-from anybit.files.bounded import writing
-from anybit.files.safetensors import write_bytes
+from anybit.files.writing import write_bytes, writing
 from anybit.quant.grid import FLOAT, Width, quantize
 
 Runtime = Literal["onnx", "executorch", "archive"]

@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from anybit.api import Fitted
+from torch import nn
+
+from anybit.config import Config
 from anybit.export.exporting import Artifact, Exporter, Runtime
 from anybit.export.report import refuse, write_report
 from anybit.export.subject import from_fitted
 from anybit.quant.grid import FLOAT, Width
+from anybit.quant.ranges import StepTable
+from anybit.training.task import Task
 
 
-def export_fitted(fitted: Fitted, out: Path, widths: Sequence[Width], runtime: Runtime) -> list[Artifact]:
-    """One artifact per width, with export.json and the model card beside them."""
-    exporter = Exporter(from_fitted(fitted, any(width.activations != FLOAT for width in widths)), out)
+def export_fitted(model: nn.Module, steps: StepTable, task: Task, config: Config, out: Path, widths: Sequence[Width],
+                  runtime: Runtime) -> list[Artifact]:
+    """Write one artifact per width, with export.json and the model card beside them."""
+    activations = any(width.activations != FLOAT for width in widths)
+    exporter = Exporter(from_fitted(model, steps, task, config, activations), out)
     artifacts = {(str(width), runtime): exporter.export(width, runtime) for width in widths}
     write_report(exporter, artifacts, None, {})
     refuse(list(artifacts.values()))

@@ -16,7 +16,7 @@ from pathlib import Path
 from anybit.errors import ConfigError
 from anybit.export.exporting import Artifact, Runtime
 from anybit.export.subject import check_width
-from anybit.files.bounded import read_toml
+from anybit.files.reading import read_toml
 from anybit.files.schema import read
 from anybit.quant.grid import Width
 

@@ -13,8 +13,7 @@ from anybit.export.card import model_card
 from anybit.export.exporting import WHERE, Artifact, Exporter, Runtime
 from anybit.export.fleet import Fleet, expected
 from anybit.export.reference import metric, outputs, reference
-from anybit.files.bounded import writing
-from anybit.files.safetensors import write_bytes, write_json
+from anybit.files.writing import write_bytes, write_json, writing
 from anybit.quant.grid import FLOAT, Width
 
 Artifacts = Mapping[tuple[str, Runtime], Artifact]

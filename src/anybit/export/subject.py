@@ -12,20 +12,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anybit.api import Fitted, Run
 from anybit.config import Config
 from anybit.data.examples import Data
 from anybit.environment import environment
 from anybit.errors import ConfigError, RunError
 from anybit.export.packing import Codes
-from anybit.federated.variants import Steps
-from anybit.files.safetensors import read_json
+from anybit.federated.variants import StepRule
+from anybit.files.reading import read_json
 from anybit.quant.calibrate import activation_table
-from anybit.quant.grid import BITS, FLOAT, Grid, Width, limits
+from anybit.quant.grid import FLOAT, Grid, Width, codes
+from anybit.quant.modules import Quantizer
 from anybit.quant.ranges import ActivationRule, StepTable
-from anybit.quant.sites import Quantizer, SiteOptions, prepare, quantizers
-from anybit.training.evaluation import Evaluator
-from anybit.training.loop import Training
+from anybit.quant.sites import SiteOptions, prepare, quantizers
+from anybit.training.evaluation import Evaluator, build_evaluator
+from anybit.training.machine import computing
+from anybit.training.run import Run
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task
 
@@ -81,20 +82,15 @@ class Subject:
         return quantizers(prepare(self.model, options=self.sites))
 
     def bits(self, site: str, width: Width) -> int:
-        """The bits of a site at a width: 32 where it is not quantized."""
-        found = self.quantizers[site]
-        bits = width.weights if found.kind == "weights" else width.activations
-        image = site == next(iter(self.activation_sites())) and not self.sites.quantize_image
-        return FLOAT if bits == FLOAT or image else found.bits or bits
+        """Return the bits of a site at a width: 32 where it is not quantized."""
+        return self.quantizers[site].bits_at(width)
 
     def activation_sites(self) -> list[str]:
         return [name for name, site in self.quantizers.items() if site.kind == "activations"]
 
     def grid(self, site: str, width: Width) -> Grid:
-        """The grid of a site that `width` quantizes."""
-        bits = self.bits(site, width)
-        low, high = limits(torch.tensor(bits), self.quantizers[site].grid)
-        return Grid(self.table.steps[site][BITS.index(bits)], low, high)
+        """Return the grid of a site that `width` quantizes."""
+        return self.quantizers[site].grid_at(width, self.table.steps[site])
 
     @cached_property
     def layers(self) -> list[str]:
@@ -102,14 +98,13 @@ class Subject:
         return [site.removesuffix(".input_quantizer") for site in self.activation_sites()]
 
     def quantized_weights(self, width: Width) -> dict[str, QuantizedWeight]:
-        """{parameter: its integers} of every weight that `width` quantizes."""
+        """Return {parameter: its integers} of every weight that `width` quantizes."""
         out, w = {}, self.w()
         for name in (f"{layer}.weight" for layer in self.layers):
             bits = self.bits(f"{name}_quantizer", width)
             if bits != FLOAT:
                 grid = self.grid(f"{name}_quantizer", width)
-                codes = torch.clamp(torch.round(w[name] / grid.step), grid.low, grid.high) - grid.low
-                out[name] = QuantizedWeight(codes.numpy().astype(np.uint8), grid.step, int(grid.low), bits)
+                out[name] = QuantizedWeight(codes(w[name], grid).numpy().astype(np.uint8), grid.step, int(grid.low), bits)
         return out
 
     def untrained(self, width: Width) -> str:
@@ -123,7 +118,7 @@ class Subject:
         return f"{width} was not trained for (variant '{variant.name}' trains at {trained})"
 
 
-def from_run(run: Run, steps: Steps | None = None, calibrate: bool = False, activations: bool = True) -> Subject:
+def from_run(run: Run, steps: StepRule | None = None, calibrate: bool = False, activations: bool = True) -> Subject:
     """The subject of a finished run, with the run's own step rule unless `steps` says otherwise.
 
     activations: whether a width that quantizes them is wanted. A run that trained weights only has its activation steps
@@ -140,13 +135,12 @@ def from_run(run: Run, steps: Steps | None = None, calibrate: bool = False, acti
     return replace(_subject(evaluator, run.config, known, rule, measured, title), environment=_environment(run.folder))
 
 
-def from_fitted(fitted: Fitted, activations: bool = True) -> Subject:
-    """The subject of what `fit` returned, with the variant's own step rule."""
-    evaluator = _evaluator(fitted.task, fitted.config, copy.deepcopy(fitted.model))
+def from_fitted(model: nn.Module, steps: StepTable, task: Task, config: Config, activations: bool = True) -> Subject:
+    """Make the subject of a model that was trained in this process, with the variant's own step rule."""
+    evaluator = _evaluator(task, config, copy.deepcopy(model))
     measured = activations and not _trained_activations(evaluator, evaluator.own_steps)
-    title = f"{type(fitted.model).__name__}, {evaluator.variant.name}"
-    subject = _subject(evaluator, fitted.config, fitted.steps, evaluator.own_steps, measured, title)
-    return replace(subject, environment=environment())  # it was trained in this process
+    title = f"{type(model).__name__}, {evaluator.variant.name}"
+    return replace(_subject(evaluator, config, steps, evaluator.own_steps, measured, title), environment=environment())
 
 
 def _environment(folder: RunFolder) -> Mapping[str, Any]:
@@ -157,22 +151,24 @@ def _environment(folder: RunFolder) -> Mapping[str, Any]:
 
 
 def _evaluator(task: Task, config: Config, model: nn.Module) -> Evaluator:
-    """Of the trained model, on the CPU."""
-    return replace(Training(task, replace(config, device="cpu", engine="auto")).evaluator, model=model.eval())
+    """Make the evaluator of the trained model, on the CPU."""
+    return build_evaluator(replace(task, model=model.eval()).to(torch.device("cpu")), config)
 
 
-def _trained_activations(evaluator: Evaluator, rule: Steps) -> bool:
+def _trained_activations(evaluator: Evaluator, rule: StepRule) -> bool:
     """Whether the training had steps for activations, and the rule keeps them."""
     return "A" in evaluator.variant.sites and rule in ("table", "rule")
 
 
-def _subject(evaluator: Evaluator, config: Config, known: StepTable, rule: Steps, measured: bool, title: str) -> Subject:
+def _subject(evaluator: Evaluator, config: Config, known: StepTable, rule: StepRule, measured: bool, title: str) -> Subject:
     w = {name: p.detach() for name, p in evaluator.model.named_parameters()}
-    table = evaluator.table(w, known, rule, "W")
+    with computing(config):
+        table = evaluator.finder(w, known).table(rule, "W")
     words = {"table": "the table of the training", "rule": "the step rule from the trained bit-width"}
     text = words.get(rule, f"estimated from the trained model ({rule})")
     if measured:
-        found = activation_table(evaluator.model, config.sites, w, evaluator.images, config.ranges.activations)
+        with computing(config):
+            found = activation_table(evaluator.model, config.sites, w, evaluator.images, config.ranges.activations)
         table, text = table.merged(found), f"{text}; activations measured on {len(evaluator.images)} training images"
     return Subject(evaluator.model, evaluator, table, text, title, config)
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from anybit.errors import ConfigError, RunError
 from anybit.export.exporting import WHERE, Artifact, Exporter
-from anybit.files.bounded import writing
-from anybit.files.safetensors import write_bytes, write_json
+from anybit.files.writing import write_bytes, write_json, writing
 
 PACKAGE = "onnxruntime-web@1.30.0"
 ASSETS = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")

@@ -24,7 +24,7 @@ class Batch(NamedTuple):
     rows: Tensor
     real: Tensor
     key: Tensor
-    step: Tensor
+    local_step: Tensor
 
 
 class Segment(NamedTuple):
@@ -32,7 +32,7 @@ class Segment(NamedTuple):
 
     clients: tuple[int, ...]
     """Positions in the cohort."""
-    steps: range
+    local_steps: range
     rows: int
     """The largest batch in the block."""
 
@@ -53,7 +53,7 @@ class Cohort:
 
     def part(self, clients: slice, padded: bool = False) -> Cohort:
         """Some of the clients, padded to the longest of them, or (padded) of the whole cohort."""
-        steps = self.steps if padded else int((self.counts[clients] > 0).sum(1).max())
+        steps = self.local_steps if padded else int((self.counts[clients] > 0).sum(1).max())
         rows = self.rows.shape[2] if padded else int(self.counts[clients].max())
         return Cohort(self.round, self.clients[clients], self.widths[clients], self.examples[clients],
                       self.width_bits[clients], self.index[clients, :steps, :rows], self.rows[clients, :steps, :rows],
@@ -74,13 +74,14 @@ class Cohort:
                        keys=self.keys.to(device))
 
     @property
-    def steps(self) -> int:
+    def local_steps(self) -> int:
+        """How many local steps the longest client takes."""
         return self.index.shape[1]
 
     def batches(self, client: int) -> list[Batch]:
         """The batches of one client, as it would see them alone: no padding."""
         out = []
-        for k in range(self.steps):
+        for k in range(self.local_steps):
             n = int(self.rows[client, k].sum())
             if n:
                 ones = torch.ones(n, device=self.index.device)
@@ -112,7 +113,7 @@ class Cohort:
 
     def padding_share(self, segmented: bool = True) -> float:
         """Which fraction of the samples that the stacked engine computes is padding; or would be without segments."""
-        blocks = sum(len(s.clients) * len(s.steps) * s.rows for s in self.segments())
+        blocks = sum(len(s.clients) * len(s.local_steps) * s.rows for s in self.segments())
         return 1 - float(self.counts.sum()) / (blocks if segmented else self.rows.numel())
 
     def _count(self, k: int) -> Tensor:
@@ -121,7 +122,7 @@ class Cohort:
 
 def join(cohorts: Sequence[Cohort]) -> Cohort:
     """The clients of several cohorts, one cohort after another, padded to the longest."""
-    steps, rows = max(c.steps for c in cohorts), max(c.rows.shape[2] for c in cohorts)
+    steps, rows = max(c.local_steps for c in cohorts), max(c.rows.shape[2] for c in cohorts)
 
     def padded(tensor: Tensor) -> Tensor:
         return pad(tensor, (0, rows - tensor.shape[2], 0, steps - tensor.shape[1]))
@@ -149,8 +150,8 @@ def build_cohort(seed: int, round: int, clients: Sequence[int], widths: Sequence
     On the host, where it can be done while a device is busy with the round before.
     """
     longest = max(len(split[client]) for client in clients)
-    width = min(batch_size, longest)
-    shape = (len(clients), epochs, -(-longest // width), width)
+    most = min(batch_size, longest)
+    shape = (len(clients), epochs, -(-longest // most), most)
     index, rows = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
     for i, client in enumerate(clients):
         draw, own = generator(seed, "order", round, client), split[client]
@@ -165,7 +166,7 @@ def build_cohort(seed: int, round: int, clients: Sequence[int], widths: Sequence
 
 def _without_gaps(index: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(client, epoch, step, row) → (client, step, row): a short client's next epoch follows at once, its padding last."""
-    clients, epochs, steps, width = index.shape
-    index, rows = index.reshape(clients, epochs * steps, width), rows.reshape(clients, epochs * steps, width)
+    clients, epochs, steps, most = index.shape
+    index, rows = index.reshape(clients, epochs * steps, most), rows.reshape(clients, epochs * steps, most)
     order = np.argsort(rows[:, :, 0] == 0, 1, kind="stable")[:, :, None]
     return np.take_along_axis(index, order, 1), np.take_along_axis(rows, order, 1)

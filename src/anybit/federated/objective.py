@@ -10,78 +10,104 @@ from torch import Tensor, nn
 
 from anybit.data.examples import Data
 from anybit.errors import ConfigError
-from anybit.federated.algorithm import LOG_STEP, Loss, Tensors
+from anybit.federated.algorithm import BoundLoss, Loss
 from anybit.federated.cohort import Batch
+from anybit.federated.state import Given, Trainable
 from anybit.federated.variants import Variant, Weights
-from anybit.quant.grid import limits
+from anybit.quant.grid import Width, limits
 from anybit.quant.ranges import StepTable, all_bits
-from anybit.quant.single_client import Alone
+from anybit.quant.single_client import SingleClientModel
 from anybit.quant.sites import bind, observed, quantizers, weight_sites
+from anybit.tensors import Tensors
 
 PerExample = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) → one value per example."""
 
-STRENGTHS = "penalty strengths"
-"""The λ of the penalties among the steps, where runs side by side differ in them."""
-
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """−log p(target), per example: the default loss."""
+    """Return −log p(target) per example: the default loss."""
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """100 where the largest output is the target's, else 0: the default metric, in percent."""
+    """Return 100 where the largest output is the target's, else 0: the default metric, in percent."""
     return 100.0 * (outputs.argmax(1) == targets)
 
 
 def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExample,
-                step_scale: Mapping[str, Tensor], bf16: bool = False, alone: Alone | None = None) -> Loss:
-    """f*(w; ξ) at a width: mean loss over the real rows of the batch with quantized tensors, plus the penalties.
+                step_scale: Tensors, bf16: bool = False) -> Loss:
+    """Make f*(w; ξ) at a width: mean loss over the real rows of the batch with quantized tensors, plus the penalties.
 
-    With bf16, layers compute in bfloat16 (autocast); weights, their quantization and the loss stay in float32. With
-    `alone` for one client outside any transform, which is cheaper.
+    With bf16, layers compute in bfloat16 (autocast); weights, their quantization and the loss stay in float32.
     """
-    parameter_of = weight_sites(prepared)
+    def value(w: Trainable, given: Given, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
+        def forward(step_sizes: Tensors, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            tensors = w.w | bind(prepared, step_sizes, width, rows=xi.rows, key=xi.key, count=xi.local_step)
+            return torch.func.functional_call(prepared, tensors, (inputs,)), observed(tensors)
+        return objective(w, given, xi, forward)
 
-    def value(w: Tensors, steps: Tensors, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
-        parameters = {n: p for n, p in w.items() if not n.startswith(LOG_STEP)}
-        if step_scale:
-            steps = {**steps, **_learned_steps(w, steps, step_scale)}
-        inputs = data.pipeline.augmented(data.train.x[xi.index], xi.key, xi.step)
+    objective = _objective(weight_sites(prepared), variant, data, loss, step_scale, bf16)
+    return value
+
+
+def client_loss_alone(model: SingleClientModel, variant: Variant, data: Data, loss: PerExample, step_scale: Tensors,
+                      bf16: bool = False) -> Callable[[Given, Tensor], BoundLoss]:
+    """Make the same for one client outside any transform, which is cheaper: (given, width) → its f*(w; ξ)."""
+    def bound(given: Given, width: Tensor) -> BoundLoss:
+        at_width = model.at(Width(*width.tolist()), given.step_sizes, step_scale)
+
+        def value(w: Trainable, xi: Batch) -> tuple[Tensor, Tensor]:
+            def forward(step_sizes: Tensors, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+                return at_width(w.w, step_sizes, inputs, rows=xi.rows, key=xi.key, count=xi.local_step)
+            return objective(w, given, xi, forward)
+        return value
+
+    objective = _objective(model.parameter_of, variant, data, loss, step_scale, bf16)
+    return bound
+
+
+Forward = Callable[[Tensors, Tensor], tuple[Tensor, dict[str, Tensor]]]
+"""(step sizes, inputs) → (outputs, what the observers saw)."""
+
+
+def _objective(parameter_of: Mapping[str, str], variant: Variant, data: Data, loss: PerExample, step_scale: Tensors,
+               bf16: bool) -> Callable[[Trainable, Given, Batch, Forward], tuple[Tensor, Tensor]]:
+    """Make (w, given, ξ, forward) → (mean loss + Σ λ·penalty, mean loss)."""
+    def value(w: Trainable, given: Given, xi: Batch, forward: Forward) -> tuple[Tensor, Tensor]:
+        step_sizes = {**given.step_sizes, **_learned_steps(w, given, step_scale)} if step_scale else given.step_sizes
+        inputs = data.pipeline.augmented(data.train.x[xi.index], xi.key, xi.local_step)
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
-            if alone is not None:
-                outputs, watched = alone(parameters, steps, width, inputs, rows=xi.rows, key=xi.key, count=xi.step)
-            else:
-                tensors = parameters | bind(prepared, steps, width, rows=xi.rows, key=xi.key, count=xi.step)
-                outputs = torch.func.functional_call(prepared, tensors, (inputs,))
-                watched = observed(tensors)
+            outputs, watched = forward(step_sizes, inputs)
         each = loss(outputs.float() if bf16 else outputs, data.train.y[xi.index])
         if each.shape != xi.rows.shape:
             raise ConfigError(f"loss must return one value per example, shape {tuple(xi.rows.shape)}, but returned "
                               f"{tuple(each.shape)}: use reduction='none'")
         mean = (each * xi.rows).sum() / xi.rows.sum().clamp_min(1)
-        seen = Weights(parameters, {site: parameters[name] for site, name in parameter_of.items()}, watched)
-        strengths = steps.get(STRENGTHS, [strength for strength, _ in variant.penalties])
-        return (mean + sum((strengths[i] * penalty(seen) for i, (_, penalty) in enumerate(variant.penalties)),
-                           mean.new_zeros(())), mean.detach())
+        seen = Weights(w.w, {site: w.w[name] for site, name in parameter_of.items()}, watched)
+        penalties = (strength * penalty(seen) for strength, (_, penalty)
+                     in zip(given.strengths, variant.penalties, strict=True))
+        return mean + sum(penalties, mean.new_zeros(())), mean.detach()
 
     return value
 
 
-def _learned_steps(w: Tensors, steps: Tensors, scale: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Δ = Δ_start·exp(s), with the gradient of s = log(Δ/Δ_start) scaled."""
+def strengths(variant: Variant, like: Tensor) -> tuple[Tensor, ...]:
+    """Return λ of the variant's penalties, in the type and on the device of `like`."""
+    return tuple(like.new_tensor(strength) for strength, _ in variant.penalties)
+
+
+def _learned_steps(w: Trainable, given: Given, scale: Tensors) -> dict[str, Tensor]:
+    """Return Δ = Δ_start·exp(s), with the gradient of s = log(Δ/Δ_start) scaled."""
     out = {}
-    for name, log_step in w.items():
-        if name.startswith(LOG_STEP):
-            site, now = name.removeprefix(LOG_STEP), log_step.detach()
-            out[site] = steps[site] * torch.exp(now + scale[site] * (log_step - now))
+    for site, log_step in w.log_steps.by_site().items():
+        now = log_step.detach()
+        out[site] = given.step_sizes[site] * torch.exp(now + scale[site] * (log_step - now))
     return out
 
 
 def learned_step_scale(prepared: nn.Module, w: Tensors, features: Mapping[str, Tensor],
                        table: StepTable) -> dict[str, Tensor]:
-    """Per site and bit-width g/Δ_start², so that at the start s moves as Δ does in LSQ.
+    """Return g/Δ_start² per site and bit-width, so that at the start s moves as Δ does in LSQ.
 
     There δΔ = −η·g·∂L/∂Δ with g = 1/√(N·high), N the size of the weight or of one image's activation; with
     Δ = Δ_start·exp(s) that is δs = −η·(g/Δ²)·∂L/∂s. Δ_start, as 1/Δ² would run away with a step that shrinks.

@@ -5,16 +5,16 @@ All maximize along the mean delta Δ_t, that is, they treat −Δ_t as the gradi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from anybit.errors import ConfigError
+from anybit.tensors import Tensors
 
-Tensors = Mapping[str, Tensor]
 OptimizerName = Literal["sgd", "adam", "adagrad", "yogi"]
 
 
@@ -37,56 +37,62 @@ class ServerOptions:
             raise ConfigError(f"trim = {self.trim}: must be at least 0 and below 0.5")
 
 
+class Moments(NamedTuple):
+    """What the adaptive optimizers keep."""
+
+    m: dict[str, Tensor]
+    v: dict[str, Tensor]
+    count: Tensor  # type: ignore[assignment]
+
+
 @dataclass(frozen=True)
 class Server:
-    """init(w) → state; step(state, w, delta) → (state, w)."""
+    """init(w) → kept; step(kept, w, delta) → (kept, w). What is kept is Moments, or () for SGD."""
 
-    init: Callable[[Tensors], dict[str, Tensor]]
-    step: Callable[[Tensors, Tensors, Tensors], tuple[dict[str, Tensor], dict[str, Tensor]]]
+    init: Callable[[Tensors], Any]
+    step: Callable[[Any, Tensors, Tensors], tuple[Any, dict[str, Tensor]]]
 
 
 def server(options: ServerOptions) -> Server:
-    """The optimizer that `options` describes."""
+    """Make the optimizer that `options` describes."""
     if options.optimizer == "sgd":
-        return Server(lambda w: {}, lambda state, w, delta: ({}, {n: w[n] + options.lr * delta[n] for n in w}))
+        return Server(lambda w: (), lambda kept, w, delta: ((), {n: w[n] + options.lr * delta[n] for n in w}))
     second = {"adam": _adam, "adagrad": _adagrad, "yogi": _yogi}[options.optimizer]
 
-    def init(w: Tensors) -> dict[str, Tensor]:
+    def init(w: Tensors) -> Moments:
         device = next(iter(w.values())).device
-        state = {f"{moment}/{n}": torch.zeros_like(p) for moment in ("m", "v") for n, p in w.items()}
-        return {**state, "count": torch.zeros((), dtype=torch.float64, device=device)}
+        m, v = ({n: torch.zeros_like(p) for n, p in w.items()} for _ in "mv")
+        return Moments(m, v, torch.zeros((), dtype=torch.float64, device=device))
 
-    def step(state: Tensors, w: Tensors, delta: Tensors) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        count = state["count"] + 1
-        new, out = dict(state), {}
-        new["count"] = count
+    def step(kept: Moments, w: Tensors, delta: Tensors) -> tuple[Moments, dict[str, Tensor]]:
+        new, out = Moments({}, {}, kept.count + 1), {}
         for n in w:
-            m = options.beta1 * state[f"m/{n}"] + (1 - options.beta1) * delta[n]
-            v, m_hat, v_hat = second(options, count, m, state[f"v/{n}"], delta[n])
-            new[f"m/{n}"], new[f"v/{n}"] = m, v
+            new.m[n] = options.beta1 * kept.m[n] + (1 - options.beta1) * delta[n]
+            new.v[n], m_hat, v_hat = second(options, new.count, new.m[n], kept.v[n], delta[n])
             out[n] = w[n] + options.lr * m_hat / (v_hat.sqrt() + options.eps)
         return new, out
 
     return Server(init, step)
 
 
-Moments = tuple[Tensor, Tensor, Tensor]
+Estimates = tuple[Tensor, Tensor, Tensor]
+"""(v, m̂, v̂)."""
 
 
-def _adam(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> Moments:
+def _adam(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> Estimates:
     """v ← β₂v + (1−β₂)Δ², both moments divided by 1 − βᵗ."""
     v = o.beta2 * v + (1 - o.beta2) * delta**2
     # βᵗ is close to 1 at first: in float32 the difference would be off in the fourth digit.
     return v, m / (1 - o.beta1**count).to(m.dtype), v / (1 - o.beta2**count).to(v.dtype)
 
 
-def _adagrad(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> Moments:
+def _adagrad(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> Estimates:
     """v ← v + Δ²."""
     v = v + delta**2
     return v, m, v
 
 
-def _yogi(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> Moments:
+def _yogi(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> Estimates:
     """v ← v − (1−β₂)Δ²·sign(v − Δ²)."""
     v = v - (1 - o.beta2) * delta**2 * torch.sign(v - delta**2)
     return v, m, v

@@ -7,7 +7,7 @@ nothing has to be registered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,26 +16,27 @@ from torch import Tensor
 
 from anybit.errors import ConfigError
 from anybit.quant.grid import FLOAT, Grid, SiteKinds, Transform, Width, check_bits, pseudo_noise, rounding
+from anybit.quant.modules import Observer
 from anybit.quant.penalty import kurtosis_gap
 from anybit.quant.ranges import RangeRule
-from anybit.quant.sites import Observer
 from anybit.randomness import generator
+from anybit.tensors import Tensors
 
 WidthPolicy = Callable[[int, int, Sequence[int]], list[Width]]
 """(seed, round, clients) → the width at which each of them trains in that round."""
 
-Steps = Literal["mse", "minmax", "cover", "rule", "table"]
-"""Steps at evaluation: re-estimated from the trained model (mse, minmax, cover), by the step rule from the training
-bit-width (rule), or the table fixed at the start of the training (table)."""
+StepRule = Literal["mse", "minmax", "cover", "rule", "table"]
+"""Where step sizes at evaluation come from: re-estimated from the trained model (mse, minmax, cover), rescaled from the
+training bit-width (rule), or the table fixed at the start of the training (table)."""
 
 
 @dataclass(frozen=True)
 class Weights:
     """What a penalty sees: all parameters, the quantized weights among them, and what was observed per site."""
 
-    parameters: Mapping[str, Tensor]
-    quantized: Mapping[str, Tensor]
-    observed: Mapping[str, Tensor]
+    parameters: Tensors
+    quantized: Tensors
+    observed: Tensors
 
 
 Penalty = Callable[[Weights], Tensor]
@@ -58,7 +59,7 @@ class Variant:
     """A statistic of every activation site, for the penalties."""
     start: RangeRule = "minmax"
     """The rule for the steps that are fixed at the start of the training."""
-    evaluate: Steps = "mse"
+    evaluate: StepRule = "mse"
     """Its own steps when evaluated, as in the paper's tables."""
     dropout: float = 0.0
     """Dropout before the last layer."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,8 @@ import torch
 from torch import Tensor
 
 from anybit.errors import RunError
-from anybit.files.bounded import TEXT_LIMIT, bounded, read_bytes
+from anybit.files.reading import bounded, read_bytes
+from anybit.files.writing import write_bytes
 
 _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32, "I16": np.int16,
            "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_}
@@ -28,49 +27,6 @@ _NAMES = {np.dtype(v): k for k, v in _DTYPES.items()}
 _DIGEST = "sha256"
 _HEADER_LIMIT = 100_000_000
 _DIMENSIONS = 64
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a whole file or nothing: temporary file in the same folder, sync, rename."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-        sync_folder(path.parent)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def sync_folder(path: Path) -> None:
-    """Make new names in a folder survive a power cut: a file's own sync does not."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def stale(folder: Path) -> list[Path]:
-    """The temporary files of writers that were killed."""
-    return [p for p in folder.glob(".*.????????") if p.is_file()]
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
-
-
-def read_json(path: Path) -> Any:
-    """A JSON file, or a RunError that says what is wrong with it."""
-    content = read_bytes(path, TEXT_LIMIT)
-    try:
-        return bounded(json.loads(content))
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is not readable as JSON ({error})") from None
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

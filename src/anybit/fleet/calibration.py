@@ -14,8 +14,9 @@ from torch import Tensor
 
 from anybit.fleet.checks import ANSWER, check_origin
 from anybit.fleet.exchange import Reply
-from anybit.fleet.wire import Layout, Refused, Tensors, read_tensors, read_values
+from anybit.fleet.wire import Layout, Refused, read_tensors, read_values
 from anybit.quant.calibrate import SEEN, merge_seen
+from anybit.tensors import Tensors
 
 
 def check_seen(reply: Reply, round: int, sites: Sequence[str]) -> dict[str, Tensor]:

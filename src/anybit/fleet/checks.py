@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from anybit.config import FleetOptions
-from anybit.federated.algorithm import LOG_STEP
+from anybit.federated.state import Trainable
 from anybit.fleet.exchange import Reply
 from anybit.fleet.traffic import rounded_layout, unrounded_delta
-from anybit.fleet.wire import Refused, Tensors, layout, read_tensors, read_values
+from anybit.fleet.wire import Refused, layout, read_tensors, read_values
 from anybit.quant.grid import FLOAT, Width
 
 ANSWER = {"client": int, "round": int, "examples": int, "seconds": float}
@@ -27,7 +27,7 @@ class Update:
     client: int
     width: Width
     examples: int
-    delta: dict[str, Tensor]
+    delta: Trainable
     losses: Tensor
     score: float
     """The metric of the model that the device received, at its own width, on its own examples."""
@@ -37,8 +37,8 @@ class Update:
     """The norm that was clipped to the bound."""
 
 
-def check_update(reply: Reply, round: int, width: Width, w: Tensors, options: FleetOptions) -> Update:
-    """The update in a reply, or Refused with the reason."""
+def check_update(reply: Reply, round: int, width: Width, like: Trainable, options: FleetOptions) -> Update:
+    """Read the update in a reply, or raise Refused with the reason."""
     if reply.content is None:
         raise Refused(reply.error)
     values = read_values(reply.content, "answer", TRAINED)
@@ -49,7 +49,7 @@ def check_update(reply: Reply, round: int, width: Width, w: Tensors, options: Fl
         raise Refused(f"claims {values['examples']} examples, outside 1…{options.max_examples}")
     if not 1 <= len(values["losses"]) <= MAX_STEPS:
         raise Refused(f"{len(values['losses'])} losses")
-    update = Update(reply.client, width, values["examples"], _delta(reply, w, options.uplink_bits),
+    update = Update(reply.client, width, values["examples"], _delta(reply, like, options.uplink_bits),
                     torch.tensor(values["losses"]), values["score"], values["seconds"], reply.bytes)
     return _bounded(update, options)
 
@@ -61,26 +61,24 @@ def check_origin(values: dict[str, object], client: int, round: int) -> None:
         raise Refused(f"stale: an answer for round {values['round']}, not {round}")
 
 
-def _delta(reply: Reply, w: Tensors, bits: int) -> dict[str, Tensor]:
+def _delta(reply: Reply, like: Trainable, bits: int) -> Trainable:
     assert reply.content is not None
     if bits == FLOAT:
-        return read_tensors(reply.content, "delta", layout(w))
-    arrays = read_tensors(reply.content, "delta", rounded_layout(layout(w), bits))
-    return unrounded_delta(arrays, layout(w), bits)
+        return like.from_names(read_tensors(reply.content, "delta", layout(like.named())))
+    return unrounded_delta(read_tensors(reply.content, "delta", rounded_layout(like, bits)), like, bits)
 
 
-def delta_norm(delta: Tensors) -> float:
-    """‖δ‖₂ over all weights, learned steps aside."""
-    squares = [(d.double() ** 2).sum() for name, d in delta.items() if not name.startswith(LOG_STEP)]
-    return float(torch.stack(squares).sum().sqrt())
+def delta_norm(delta: Trainable) -> float:
+    """Return ‖δ‖₂ over all weights, learned step sizes aside."""
+    return float(torch.stack([(d.double() ** 2).sum() for d in delta.w.values()]).sum().sqrt())
 
 
 def _bounded(update: Update, options: FleetOptions) -> Update:
-    """δ·min(1, bound/‖δ‖), or a refusal."""
+    """Return δ·min(1, bound/‖δ‖), or a refusal."""
     norm, bound = delta_norm(update.delta), options.norm_bound
     if bound is None or norm <= bound:
         return update
     if options.norm_rule == "reject":
         raise Refused(f"the delta's norm is {norm:.4g}, above {bound:.4g}")
-    delta = {n: d if n.startswith(LOG_STEP) else d * (bound / norm) for n, d in update.delta.items()}
-    return replace(update, delta=delta, clipped=norm)
+    shortened = update.delta._replace(w={n: d * (bound / norm) for n, d in update.delta.w.items()})
+    return replace(update, delta=shortened, clipped=norm)

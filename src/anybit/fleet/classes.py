@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import dataclass
 from statistics import fmean
 
-from anybit.api import Run
 from anybit.errors import RunError
 from anybit.quant.grid import Width
+from anybit.training.run import Run
 
 
 @dataclass(frozen=True)

@@ -41,4 +41,4 @@ def _work(what: str, message: Message, context: Context) -> Message:
 
     trusted = str(context.run_config.get("imports", "")).split()
     device = Device(message.content, read_node(context.node_config), trusted)
-    return Message(getattr(device, what)(), reply_to=message)
+    return Message(device.answer(what), reply_to=message)

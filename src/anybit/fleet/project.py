@@ -14,7 +14,7 @@ from pathlib import Path
 from anybit import recipes
 from anybit.config import from_recipe
 from anybit.errors import ConfigError, RunError
-from anybit.files.safetensors import write_bytes
+from anybit.files.writing import write_bytes
 from anybit.fleet.certificates import device_key, server_certificate
 from anybit.quant.grid import Width, check_bits
 

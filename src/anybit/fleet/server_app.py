@@ -5,17 +5,16 @@ from __future__ import annotations
 import logging
 import shlex
 from pathlib import Path
-from typing import Any
 
 from anybit.config import Config, from_recipe
-from anybit.environment import environment
 from anybit.errors import AnybitError, RunError
-from anybit.files.schema import plain
+from anybit.fleet.devices import Devices
 from anybit.fleet.flower import Context, Grid, ServerApp
-from anybit.fleet.training import FleetTraining
-from anybit.training.build import build_task, settled
+from anybit.fleet.training import fleet_computation, train_fleet
+from anybit.training.build import Components, build_task, settled
+from anybit.training.callbacks import EachRound, Progress, Watch
+from anybit.training.opening import open_run
 from anybit.training.run_folder import RunFolder
-from anybit.training.task import Progress, Watch
 
 logger = logging.getLogger("flwr")
 
@@ -39,32 +38,22 @@ def server_app(recipe: str | Path) -> ServerApp:
 
 
 def serve(grid: Grid, config: Config, path: Path, trusted: list[str], run_id: int = 0) -> None:
-    """Train to the end, or say in the run's log why not."""
-    task = build_task(config, trusted)
-    training = FleetTraining(task, config, grid, Watch(on_round=_say_round, on_message=_say))
-    folder, resume = _folder(path, plain(config))
-    with folder.locked():
-        if not resume:
-            folder.save_split(task.split)
-        folder.append("fleet", {"event": "run", "id": str(run_id), "resumed": resume})
+    """Train to the end, or say in the run's log why not. A run that is there already goes on, if it has this config."""
+    if RunFolder(path).finished:
+        raise RunError(f"{path} is finished: choose another folder for the next run, -c 'run=\"…\"'")
+    devices = Devices(grid, config, Components(config, trusted).build_variant().sites, _say)
+    opened = open_run(path, config, lambda config: build_task(config, trusted), resume=True, trusted=trusted,
+                      compute=lambda task, config: fleet_computation(task, config, devices))
+    folder = opened.folder
+    assert folder is not None
+    with opened.held():
+        folder.append("fleet", {"event": "run", "id": str(run_id), "resumed": opened.resumed})
         try:
-            training.train(folder, resume)
+            train_fleet(opened, devices, Watch(_say), [EachRound(_say_round)])
         except AnybitError as error:
             folder.append("fleet", {"event": "failed", "id": str(run_id), "reason": str(error)})
             _say(f"anybit: {error}")
             raise
-
-
-def _folder(path: Path, config: dict[str, Any]) -> tuple[RunFolder, bool]:
-    """The run's folder, and whether it is continued."""
-    if not (path / "config.json").exists():
-        return RunFolder.create(path, config, environment()), False
-    folder = RunFolder.open(path)
-    if folder.finished:
-        raise RunError(f"{path} is finished: choose another folder for the next run, -c 'run=\"…\"'")
-    if folder.config() != config:
-        raise RunError(f"{path} holds a run with another config: choose another folder, -c 'run=\"…\"'")
-    return folder, True
 
 
 def _say(text: str) -> None:

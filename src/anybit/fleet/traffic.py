@@ -2,112 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from anybit.export.packing import pack, packed_size, unpack
-from anybit.federated.algorithm import LOG_STEP
-from anybit.fleet.wire import Layout, Refused, Tensors
-from anybit.quant.grid import BITS, FLOAT, Width, limits
+from anybit.federated.state import Trainable
+from anybit.fleet.wire import Layout, Refused, layout
+from anybit.quant.grid import FLOAT, Width, codes
+from anybit.quant.modules import Quantizer
 from anybit.quant.ranges import StepTable
-from anybit.quant.sites import Quantizer, quantizers, weight_sites
+from anybit.quant.sites import quantizers, weight_sites
 from anybit.randomness import uniform
+from anybit.tensors import Tensors
 
 SCALES = "scales"
 
 
-def round_delta(delta: Tensors, bits: int, key: int) -> dict[str, Tensor]:
-    """⌊δ/s + u⌋ with u ~ U[0, 1) and s = max|δ|/L, L = 2^(b−1) − 1, packed; and all s in one array.
+def round_delta(delta: Trainable, bits: int, key: int) -> dict[str, Tensor]:
+    """Pack ⌊δ/s + u⌋ with u ~ U[0, 1) and s = max|δ|/L, L = 2^(b−1) − 1; and all s in one array.
 
-    E⌊x + u⌋ = x, and nothing is clipped: s·⌊δ/s + u⌋ has mean δ, so the mean over clients is unbiased. Learned steps
+    E⌊x + u⌋ = x, and nothing is clipped: s·⌊δ/s + u⌋ has mean δ, so the mean over clients is unbiased. Learned step sizes
     (few, and of another scale) stay as they are.
     """
     out, scales, top = dict[str, Tensor](), [], 2 ** (bits - 1) - 1
     counter = torch.zeros((), dtype=torch.int64)
-    for number, (name, values) in enumerate(delta.items()):
-        if name.startswith(LOG_STEP):
-            out[name] = values.cpu()
-            continue
+    for number, (name, values) in enumerate(delta.w.items()):
         scale = values.abs().max().cpu() / top
         draw = uniform(torch.tensor(key), counter, number, values.shape)
         level = torch.floor(values.cpu() / torch.where(scale > 0, scale, 1.0) + draw).clamp(-top, top)
         out[name] = _packed(level + top, bits)
         scales.append(scale)
-    return {**out, SCALES: torch.stack(scales)}
+    log_steps = Trainable({}, delta.log_steps).named()
+    return {**out, **{name: values.cpu() for name, values in log_steps.items()}, SCALES: torch.stack(scales)}
 
 
-def rounded_layout(like: Mapping[str, Layout], bits: int) -> dict[str, Layout]:
-    """What `round_delta` makes of tensors of this layout."""
-    out = {name: one if name.startswith(LOG_STEP) else
-           Layout(torch.uint8, (packed_size(one.size, bits),)) for name, one in like.items()}
-    return {**out, SCALES: Layout(torch.float32, (sum(not name.startswith(LOG_STEP) for name in like),))}
+def rounded_layout(like: Trainable, bits: int) -> dict[str, Layout]:
+    """Return the layout of what `round_delta` makes of tensors like these."""
+    packed = {name: Layout(torch.uint8, (packed_size(values.numel(), bits),)) for name, values in like.w.items()}
+    return {**packed, **layout(Trainable({}, like.log_steps).named()), SCALES: Layout(torch.float32, (len(like.w),))}
 
 
-def unrounded_delta(arrays: Tensors, like: Mapping[str, Layout], bits: int) -> dict[str, Tensor]:
-    """s·level: the deltas that `round_delta` rounded."""
-    scales, top = iter(arrays[SCALES].tolist()), 2 ** (bits - 1) - 1
-    out = {}
-    for name, one in like.items():
-        if name.startswith(LOG_STEP):
-            out[name] = arrays[name]
-            continue
-        scale, codes = next(scales), _unpacked(arrays[name], bits, one)
-        if scale < 0 or float(codes.max()) > 2 * top:
+def unrounded_delta(arrays: Tensors, like: Trainable, bits: int) -> Trainable:
+    """Return s·level: the deltas that `round_delta` rounded."""
+    top, out = 2 ** (bits - 1) - 1, dict[str, Tensor]()
+    for scale, (name, one) in zip(arrays[SCALES].tolist(), layout(like.w).items(), strict=True):
+        levels = _unpacked(arrays[name], bits, one)
+        if scale < 0 or float(levels.max()) > 2 * top:
             raise Refused(f"delta '{name}': codes or scale outside their range")
-        out[name] = (codes - top) * scale
+        out[name] = (levels - top) * scale
         if not bool(torch.isfinite(out[name]).all()):
             raise Refused(f"delta '{name}': values that are not finite")
-    return out
-
-
-def _bits_of(site: Quantizer, width: Width) -> int:
-    return width.weights if width.weights == FLOAT or site.bits is None else site.bits
+    return like.from_names({**arrays, **out})
 
 
 def low_bit_weights(prepared: nn.Module, w: Tensors, table: StepTable, width: Width) -> dict[str, Tensor]:
-    """The model at a width: quantized weights as packed codes ⌊w/Δ⌉ − low, everything else as it is."""
+    """Return the model at a width: quantized weights as packed codes ⌊w/Δ⌉ − low, everything else as it is."""
     out = {name: values.cpu() for name, values in w.items()}
-    for name, parameter in weight_sites(prepared).items():
-        site = quantizers(prepared)[name]
-        bits = _bits_of(site, width)
-        if bits != FLOAT:
-            low, high = limits(torch.tensor(bits), site.grid)
-            level = torch.round(w[parameter].cpu() / _step(table, name, bits)).clamp(low, high)
-            out[parameter] = _packed(level - low, bits)
+    for parameter, site, steps in _quantized(prepared, table, width):
+        out[parameter] = _packed(codes(w[parameter].cpu(), site.grid_at(width, steps.cpu())), site.bits_at(width))
     return out
 
 
-def low_bit_layout(prepared: nn.Module, like: Mapping[str, Layout], width: Width) -> dict[str, Layout]:
-    """What `low_bit_weights` makes of parameters of this layout."""
-    out = dict(like)
-    for name, parameter in weight_sites(prepared).items():
-        bits = _bits_of(quantizers(prepared)[name], width)
-        if bits != FLOAT:
-            out[parameter] = Layout(torch.uint8, (packed_size(like[parameter].size, bits),))
-    return out
+def low_bit_layout(prepared: nn.Module, like: Mapping[str, Layout], table: StepTable, width: Width) -> dict[str, Layout]:
+    """Return the layout of what `low_bit_weights` makes of parameters of this layout."""
+    packed = {parameter: Layout(torch.uint8, (packed_size(like[parameter].size, site.bits_at(width)),))
+              for parameter, site, _ in _quantized(prepared, table, width)}
+    return {**like, **packed}
 
 
 def restored_weights(prepared: nn.Module, arrays: Tensors, like: Mapping[str, Layout], table: StepTable,
                      width: Width) -> dict[str, Tensor]:
-    """Δ·(code + low): the weights on their grid, as the device computes with them."""
+    """Return Δ·(code + low): the weights on their grid, as the device computes with them."""
     out = dict(arrays)
-    for name, parameter in weight_sites(prepared).items():
-        site = quantizers(prepared)[name]
-        bits = _bits_of(site, width)
-        if bits != FLOAT:
-            level = _unpacked(arrays[parameter], bits, like[parameter]) + limits(torch.tensor(bits), site.grid)[0]
-            out[parameter] = level * _step(table, name, bits)
+    for parameter, site, steps in _quantized(prepared, table, width):
+        grid = site.grid_at(width, steps.cpu())
+        out[parameter] = (_unpacked(arrays[parameter], site.bits_at(width), like[parameter]) + grid.low) * grid.step
     return out
 
 
-def _step(table: StepTable, site: str, bits: int) -> Tensor:
-    return table.steps[site].cpu()[BITS.index(bits)]
+def _quantized(prepared: nn.Module, table: StepTable, width: Width) -> Iterator[tuple[str, Quantizer, Tensor]]:
+    """List (parameter, its site, its step sizes) of every weight that `width` quantizes."""
+    sites = quantizers(prepared)
+    for name, parameter in weight_sites(prepared).items():
+        if sites[name].bits_at(width) != FLOAT:
+            yield parameter, sites[name], table.steps[name]
 
 
-def _packed(codes: Tensor, bits: int) -> Tensor:
-    return torch.from_numpy(pack(codes.to(torch.uint8).numpy(), bits))
+def _packed(levels: Tensor, bits: int) -> Tensor:
+    return torch.from_numpy(pack(levels.to(torch.uint8).numpy(), bits))
 
 
 def _unpacked(stream: Tensor, bits: int, like: Layout) -> Tensor:

@@ -16,8 +16,7 @@ from torch import Tensor
 from anybit.errors import RunError
 from anybit.files.safetensors import from_bytes, to_bytes
 from anybit.fleet.flower import Array, ArrayRecord, RecordDict
-
-Tensors = Mapping[str, Tensor]
+from anybit.tensors import Tensors
 
 KEY, FORMAT = "tensors", "safetensors"
 HEADER_BYTES = 512
@@ -52,11 +51,6 @@ def to_record(tensors: Tensors) -> ArrayRecord:
 def payload_bytes(content: RecordDict) -> int:
     """What the arrays of a message weigh."""
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
-
-
-def tensor_names(content: RecordDict, record: str) -> list[str]:
-    """The names in a record of the server's."""
-    return list(_unpacked(content, record, math.inf))
 
 
 def read_tensors(content: RecordDict, record: str, expected: Mapping[str, Layout]) -> dict[str, Tensor]:

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from anybit.errors import ModelError
 from anybit.quant import ranges
-from anybit.quant.grid import FLOAT, Grid, GridName
+from anybit.quant.grid import FLOAT, Grid, GridName, Width
+from anybit.quant.modules import Observer
 from anybit.quant.penalty import kurtosis
 from anybit.quant.ranges import ActivationRule, RangeRule, StepTable
-from anybit.quant.sites import Observer, SiteOptions, bind, observed, prepare, quantizers, weight_sites
-
-Tensors = Mapping[str, Tensor]
+from anybit.quant.sites import SiteOptions, bind, observed, prepare, quantizers, weight_sites
+from anybit.tensors import Tensors
 
 
 def weight_table(prepared: nn.Module, w: Tensors, rule: RangeRule, per_channel: bool) -> StepTable:
@@ -147,12 +147,12 @@ def health_seen(prepared: nn.Module, w: Tensors, steps: Tensors, images: Tensor,
     return _observe(prepared, w, steps, [images], width)
 
 
-def layer_health(seen: Tensors, width: tuple[int, int]) -> dict[str, LayerHealth]:
-    """Kurtosis and saturation of every weight and activation at `width`, from what its site saw of training images."""
-    health = {}
+def layer_health(prepared: nn.Module, seen: Tensors, width: Width) -> dict[str, LayerHealth]:
+    """Return kurtosis and saturation of every weight and activation at `width`, from what its site saw."""
+    health, sites = {}, quantizers(prepared)
     for name, (peak, outside, calls) in zip(seen, torch.stack(list(seen.values())).tolist(), strict=True):
-        quantized = width[0 if name.endswith("weight_quantizer") else 1] != FLOAT
-        health[name] = LayerHealth(peak / calls, outside / calls if quantized else 0.0)
+        bits = width.weights if sites[name].kind == "weights" else width.activations
+        health[name] = LayerHealth(peak / calls, outside / calls if bits != FLOAT else 0.0)
     return health
 
 

@@ -1,4 +1,4 @@
-"""Numbers on a grid: the quantizer Q, its pseudo-noise twin, and the step rule between bit-widths.
+"""Numbers on a grid: the quantizer Q, its pseudo-noise twin, and step sizes of one range at several bit-widths.
 
 Every function works on tensors of bit-widths, so that clients with different widths share one computation.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -89,14 +89,24 @@ def limits(bits: Tensor, grid: GridName) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(half), 2 * half - 1
 
 
+_ENDS: dict[GridName, dict[int, tuple[int, int]]] = {
+    grid: {bits: (int(low), int(high)) for bits in BITS for low, high in [limits(torch.tensor(bits), grid)]}
+    for grid in get_args(GridName)}
+
+
+def ends(bits: int, grid: GridName) -> tuple[int, int]:
+    """Return the clip limits of a bit-width that the host knows, as numbers."""
+    return _ENDS[grid][bits]
+
+
 def levels(bits: Tensor, grid: GridName) -> Tensor:
     """How many steps the grid spans: 2^b − 1 for full and unsigned, 2^b − 2 for narrow."""
     low, high = limits(bits, grid)
     return high - low
 
 
-def step_rule(step: Tensor, base: int, bits: Tensor, grid: GridName) -> Tensor:
-    """Δ_a = (2^b − 1)/(2^a − 1) · Δ_b: the step at `bits` = a with the range that `step` spans at `base` = b."""
+def rescaled(step: Tensor, base: int, bits: Tensor, grid: GridName) -> Tensor:
+    """Return Δ_a = (2^b − 1)/(2^a − 1) · Δ_b: the step size at `bits` = a with the range that `step` spans at `base` = b."""
     return step * levels(torch.tensor(base), grid).to(step.device) / levels(bits, grid).to(step.device)
 
 
@@ -108,6 +118,11 @@ def round_through(x: Tensor) -> Tensor:
 def quantize(x: Tensor, grid: Grid) -> Tensor:
     """Q(x) = Δ·clip(⌊x/Δ⌉, low, high). The gradient passes through the rounding; clip keeps its own (0 outside)."""
     return grid.step * torch.clamp(round_through(x / grid.step), grid.low, grid.high)
+
+
+def codes(x: Tensor, grid: Grid) -> Tensor:
+    """Return ⌊x/Δ⌉ − low, clipped to the grid: the number of a value's level, from 0; Q(x) = Δ·(code + low)."""
+    return torch.clamp(torch.round(x / grid.step), grid.low, grid.high) - grid.low
 
 
 def rounding(x: Tensor, grid: Grid, draw: Callable[[], Tensor]) -> Tensor:

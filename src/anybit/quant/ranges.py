@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from anybit.errors import RunError
-from anybit.quant.grid import BITS, GridName, levels, limits, step_rule
+from anybit.quant.grid import BITS, GridName, ends, levels, limits, rescaled
 
 RangeRule = Literal["minmax", "cover", "mse", "lsq"]
 """minmax: (2^b−1)·Δ_b = max − min · cover: the smallest Δ_b that clips nothing · mse: least squared error ·
@@ -109,13 +109,10 @@ def squared_errors(x: Tensor, candidates: Tensor, grid: GridName) -> Tensor:
     found = []
     for i, bits in enumerate(BITS):
         parts = torch.split(steps[:, i], max(1, _AT_ONCE // (len(rows) << bits)))
-        found.append(torch.cat([_level_errors(part, ordered, sums, *_ENDS[grid][i]) for part in parts]))
+        found.append(torch.cat([_level_errors(part, ordered, sums, *ends(bits, grid)) for part in parts]))
     return (torch.stack(found, 1) + ordered.square().sum(1)).reshape(candidates.shape)
 
 
-_ENDS: dict[GridName, list[list[int]]] = {grid: torch.stack(limits(torch.tensor(BITS), grid), 1).int().tolist()
-                                          for grid in get_args(GridName)}
-"""[low, high] of every bit-width in numbers: how many levels there are must not be asked of the device."""
 _AT_ONCE = 1 << 22
 """Levels looked up at once, so that many channels with many levels stay within some 100 MB."""
 
@@ -143,7 +140,7 @@ class StepTable:
         table = {}
         for site, steps in self.steps.items():
             at_base = steps[BITS.index(base)]
-            table[site] = step_rule(at_base, base, _like(all_bits(steps.device), at_base), grids[site])
+            table[site] = rescaled(at_base, base, _like(all_bits(steps.device), at_base), grids[site])
         return StepTable(table)
 
     def merged(self, other: StepTable) -> StepTable:

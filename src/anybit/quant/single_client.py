@@ -7,16 +7,18 @@ rounded in one differentiable operation, and parameters are put into the modules
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anybit.quant.grid import BITS, FLOAT, Grid, Width, limits, pseudo_noise, rounding
-from anybit.quant.sites import KeyedDropout, Quantizer, RoundingKernel, quantizers, weight_sites
+from anybit.quant.grid import BITS, FLOAT, Grid, Width, ends, limits, pseudo_noise, rounding
+from anybit.quant.modules import KeyedDropout, Quantizer, RoundingKernel
+from anybit.quant.sites import quantizers, weight_sites
+from anybit.tensors import Tensors
 
 Shortcut = Callable[[Tensor], Tensor]
 
@@ -60,7 +62,7 @@ class Rounded(torch.autograd.Function):
 
 
 def rounded(grids: Sequence[HostGrid], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Every tensor on its grid, in one operation: for small ones the call costs more than what it computes."""
+    """Round every tensor to its grid, in one operation: for small ones the call costs more than what it computes."""
     out: tuple[Tensor, ...] = Rounded.apply(grids, *tensors)  # type: ignore[no-untyped-call]
     return out
 
@@ -69,109 +71,100 @@ def _unchanged(x: Tensor) -> Tensor:
     return x
 
 
-class Plan(NamedTuple):
-    """What the sites do at one width, where the host can say it without looking at every batch."""
-
-    shortcuts: dict[str, Shortcut | None]
-    weights: dict[str, HostGrid]
-    """The sites whose weights are rounded together, before the layers ask for them."""
-
-
-class Alone:
+class SingleClientModel:
     """A prepared model, private to whoever holds it: its parameters and buffers are overwritten at every call."""
 
     def __init__(self, prepared: nn.Module, channels_last: bool = False) -> None:
         self.model, self.channels_last = prepared, channels_last
         self.sites = {n: s for n, s in quantizers(prepared).items() if s.transform is not None or s.observer is not None}
-        self._keyed = [m._buffers for m in prepared.modules() if isinstance(m, Quantizer | KeyedDropout)]
-        self._slots, self._parameter_of = _slots(prepared), weight_sites(prepared)
-        self._steps: Mapping[str, Tensor] | None = None
-        self._plans: dict[Width, Plan] = {}
-        self._plan: Plan | None = None
-        self._rounded: dict[str, Tensor] = {}
+        self.parameter_of = weight_sites(prepared)
+        self.keyed = [m._buffers for m in prepared.modules() if isinstance(m, Quantizer | KeyedDropout)]
+        self.slots = _slots(prepared)
+        self.laid_out_for: ModelAtWidth | None = None
 
     def lay(self, x: Tensor) -> Tensor:
-        """A tensor in the memory order that the convolutions want."""
+        """Lay a tensor out in the memory order that the convolutions want."""
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
 
-    def __call__(self, parameters: Mapping[str, Tensor], steps: Mapping[str, Tensor], width: Tensor, inputs: Tensor, *,
-                 rows: Tensor, key: Tensor, count: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(outputs, what the observers saw) at `width` = (weights, activations)."""
+    def at(self, width: Width, step_sizes: Tensors, learned: Collection[str] = ()) -> ModelAtWidth:
+        """Plan everything that a width decides, once for all batches; step sizes of `learned` sites come with the call."""
+        return ModelAtWidth(self, width, {name: _shortcut(site, step_sizes.get(name), site.bits_at(width), name in learned)
+                                          for name, site in self.sites.items()})
+
+
+class ModelAtWidth:
+    """The model of one client, whose width the host knows."""
+
+    def __init__(self, holder: SingleClientModel, width: Width, shortcuts: Mapping[str, Shortcut | None]) -> None:
+        self.holder, self.width = holder, width
+        self.grids = {name: s for name, s in shortcuts.items() if isinstance(s, HostGrid) and name in holder.parameter_of}
+        """Of the weights that are rounded together, before the layers ask for them."""
+        self.rounded: dict[str, Tensor] = {}
+        self.shortcuts = {**shortcuts, **{name: partial(self._already_rounded, name) for name in self.grids}}
+        self.looking = {name: site for name, site in holder.sites.items() if self.shortcuts[name] is None}
+        """The sites that look at every batch."""
+
+    def __call__(self, parameters: Tensors, step_sizes: Tensors, inputs: Tensor, *, rows: Tensor, key: Tensor,
+                 count: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return (outputs, what the observers saw)."""
+        self._lay_out()
         for name, value in parameters.items():
-            for owner, attribute in self._slots[name]:
+            for owner, attribute in self.holder.slots[name]:
                 owner[attribute] = value
-        for buffers in self._keyed:
+        for buffers in self.holder.keyed:
             buffers["key"], buffers["count"] = key, count
-        self._bind(parameters, steps, Width(*width.tolist()), rows)
-        outputs = self.model(self.lay(inputs))
-        watched = {name: site for name, site in self.sites.items() if site.observer is not None}
+        for name, site in self.looking.items():
+            _fill(site, step_sizes.get(name), site.bits_at(self.width), rows)
+        if self.grids:
+            weights = [parameters[self.holder.parameter_of[name]] for name in self.grids]
+            self.rounded = dict(zip(self.grids, rounded(list(self.grids.values()), weights), strict=True))
+        outputs = self.holder.model(self.holder.lay(inputs))
+        watched = {name: site for name, site in self.looking.items() if site.observer is not None}
         seen = {name: site.observed for name, site in watched.items()}
         for site in watched.values():
             site.observed = site.observed.detach()
         return outputs, seen
 
-    def _bind(self, parameters: Mapping[str, Tensor], steps: Mapping[str, Tensor], width: Width, rows: Tensor) -> None:
-        if self._steps is not steps:
-            self._steps, self._plans = steps, {}
-        if width not in self._plans:
-            self._plans[width] = self._planned(steps, width)
-        if self._plan is not self._plans[width]:
-            self._plan = self._plans[width]
-            for name, site in self.sites.items():
-                site.shortcut = self._plan.shortcuts[name]
-        shortcuts, weights = self._plan
-        for name, shortcut in shortcuts.items():
-            if shortcut is None:
-                _fill(self.sites[name], steps.get(name), _bits(self.sites[name], width), rows)
-        if weights:
-            together = rounded(list(weights.values()), [parameters[self._parameter_of[name]] for name in weights])
-            self._rounded = dict(zip(weights, together, strict=True))
+    def _lay_out(self) -> None:
+        """Tell the sites what they do at this width, unless they did so in the call before."""
+        if self.holder.laid_out_for is not self:
+            self.holder.laid_out_for = self
+            for name, site in self.holder.sites.items():
+                site.shortcut = self.shortcuts[name]
 
-    def _planned(self, steps: Mapping[str, Tensor], width: Width) -> Plan:
-        shortcuts = {name: _shortcut(site, steps.get(name), _bits(site, width)) for name, site in self.sites.items()}
-        weights = {name: s for name, s in shortcuts.items() if isinstance(s, HostGrid) and name in self._parameter_of}
-        return Plan({**shortcuts, **{name: partial(self._given, name) for name in weights}}, weights)
-
-    def _given(self, name: str, weight: Tensor) -> Tensor:
-        return self._rounded[name]
+    def _already_rounded(self, name: str, weight: Tensor) -> Tensor:
+        return self.rounded[name]
 
 
-def _bits(site: Quantizer, width: Width) -> int:
-    """Of a site, when the model has this width."""
-    bits = width.weights if site.kind == "weights" else width.activations
-    return bits if site.bits is None or bits == FLOAT else site.bits
-
-
-def _shortcut(site: Quantizer, table: Tensor | None, bits: int) -> Shortcut | None:
-    """What the site does at these bits, where the host can say it without looking at every batch."""
+def _shortcut(site: Quantizer, steps: Tensor | None, bits: int, learned: bool) -> Shortcut | None:
+    """Say what the site does at these bits; none where it must look at every batch."""
     if site.observer is not None:
         return None
-    if table is None or bits == FLOAT:
+    if steps is None or bits == FLOAT:
         return _unchanged
-    step = table[bits - BITS[0]]
-    if site.transform not in (rounding, pseudo_noise) or step.requires_grad or not bool((step > 0).all()):
+    step, (low, high) = steps[BITS.index(bits)], ends(bits, site.grid)
+    if learned or site.transform not in (rounding, pseudo_noise) or not bool((step > 0).all()):
         return None
-    low, high = limits(torch.tensor(bits), site.grid)
     if site.transform is pseudo_noise:
-        return partial(_noisy, site, Grid(step, low, high))
+        return partial(_noisy, site, step)
     return HostGrid(step, float(low), float(high), site.kernel or on_grid)
 
 
-def _noisy(site: Quantizer, grid: Grid, x: Tensor) -> Tensor:
-    return pseudo_noise(x, grid, partial(site.draw, x.shape))
+def _noisy(site: Quantizer, step: Tensor, x: Tensor) -> Tensor:
+    return pseudo_noise(x, Grid(step, site.low, site.high), partial(site.draw, x.shape))
 
 
-def _fill(site: Quantizer, table: Tensor | None, bits: int, rows: Tensor) -> None:
-    """The buffers of a site that looks at every batch."""
-    if table is not None:
-        site.step = torch.zeros_like(table[0]) if bits == FLOAT else table[bits - BITS[0]]
+def _fill(site: Quantizer, steps: Tensor | None, bits: int, rows: Tensor) -> None:
+    """Fill the buffers of a site that looks at every batch."""
+    if steps is not None:
+        site.step = torch.zeros_like(steps[0]) if bits == FLOAT else steps[BITS.index(bits)]
         site.low, site.high = limits(torch.tensor(bits, device=rows.device), site.grid)
     if site.observer is not None:
         site.rows, site.observed = rows, site.observer.initial.to(rows.device)
 
 
 def _slots(model: nn.Module) -> dict[str, list[tuple[dict[str, Any], str]]]:
-    """Where each parameter sits: {name: [(the dict of a module, its key there)]}; tied parameters have several places."""
+    """List where each parameter sits: {name: [(the dict of a module, its key there)]}; tied ones have several places."""
     places: dict[int, list[tuple[dict[str, Any], str]]] = {}
     for module in model.modules():
         for attribute, parameter in module._parameters.items():

@@ -8,24 +8,16 @@ and no globals, so vmap, compile and export see everything, and the user's objec
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal, cast
+from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anybit.errors import ModelError, did_you_mean
-from anybit.quant.grid import FLOAT, Grid, GridName, Transform, limits, select
-from anybit.randomness import uniform
-
-Kind = Literal["weights", "activations"]
-RoundingKernel = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
-"""(x, Δ, low, high) → (Q(x), ∂Q/∂x)."""
-Draws = Callable[[Tensor, Tensor, int, Sequence[int]], Tensor]
-"""(key, local step, number of the site, shape) → U[0, 1)."""
+from anybit.quant.grid import GridName, Transform, limits, select
+from anybit.quant.modules import LAYERS, KeyedDropout, Kind, Quantizer, put_in_place, quantized_layer
 
 
 @dataclass(frozen=True)
@@ -44,127 +36,6 @@ class SiteOptions:
     """Names of layers (or of stray parameters) that stay in full precision."""
 
 
-@dataclass(frozen=True)
-class Observer:
-    """A statistic of what passes a site: folded over calls as fold(so far, x, rows, grid), from `initial`."""
-
-    initial: Tensor
-    fold: Callable[[Tensor, Tensor, Tensor, Grid], Tensor]
-
-
-class Quantizer(nn.Module):
-    """One site. A step of 0 means 32 bits: the tensor passes unchanged."""
-
-    step: Tensor
-    low: Tensor
-    high: Tensor
-    key: Tensor
-    count: Tensor
-    rows: Tensor
-    observed: Tensor
-    kernel: RoundingKernel | None = None
-    """In place of the library's operations, for a client alone."""
-    uniform: Draws = staticmethod(uniform)
-
-    def __init__(self, kind: Kind, number: int, grid: GridName, transform: Transform | None) -> None:
-        super().__init__()
-        self.kind, self.number, self.grid, self.transform = kind, number, grid, transform
-        self.bits: int | None = None
-        self.observer: Observer | None = None
-        self.shortcut: Callable[[Tensor], Tensor] | None = None
-        """What the site does to a tensor, where that is known before the tensor is seen (see quant/alone.py)."""
-        for name in ("step", "low", "high", "observed"):
-            self.register_buffer(name, torch.zeros(()), persistent=False)
-        for name in ("key", "count"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
-        self.register_buffer("rows", torch.ones(1), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.shortcut is not None:
-            return self.shortcut(x)
-        if self.transform is None and self.observer is None:
-            return x
-        grid = Grid(torch.where(self.step > 0, self.step, 1.0), self.low, self.high)
-        if self.observer is not None:
-            self.observed = self.observer.fold(self.observed, x, self._rows_of(x), grid)
-        if self.transform is None:
-            return x
-        y = self.transform(x, grid, partial(self.draw, x.shape))
-        return torch.where(self.step > 0, y, x)
-
-    def draw(self, shape: Sequence[int]) -> Tensor:
-        """U[0, 1), fresh at every local step."""
-        return self.uniform(self.key, self.count, self.number, shape)
-
-    def _rows_of(self, x: Tensor) -> Tensor:
-        """The row mask in x's first dimension, also when the model folded another dimension into the batch."""
-        if self.kind == "weights" or x.shape[0] == self.rows.shape[0]:
-            return self.rows if self.kind == "activations" else torch.ones(x.shape[0], device=x.device)
-        return self.rows.repeat_interleave(x.shape[0] // self.rows.shape[0])
-
-
-class KeyedDropout(nn.Module):
-    """Dropout whose mask is a keyed draw: the same in every engine and after a resume."""
-
-    key: Tensor
-    count: Tensor
-    uniform: Draws = staticmethod(uniform)
-
-    def __init__(self, p: float, number: int, channels: bool = False) -> None:
-        super().__init__()
-        self.p, self.number, self.channels = p, number, channels
-        for name in ("key", "count"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.channels else x.shape
-        keep = self.uniform(self.key, self.count, self.number, shape) >= self.p
-        return x * keep / (1 - self.p)
-
-
-class _Quantized(nn.Module):
-    """Mixed in front of a layer class: the layer sees its input and its weight through two quantizers."""
-
-    weight: Tensor
-    bias: Tensor | None
-    weight_quantizer: Quantizer
-    input_quantizer: Quantizer
-    input_dropout: nn.Module
-    kernel: Callable[[Tensor, Tensor, Tensor | None, int, int], Tensor] | None = None
-    """x ∗ w + bias with stride and padding, in place of the library's convolution."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.input_quantizer(self.input_dropout(x))
-        return self._apply_layer(x, self.weight_quantizer(self.weight))
-
-    def _apply_layer(self, x: Tensor, weight: Tensor) -> Tensor:
-        raise NotImplementedError
-
-
-def _conv(self: Any, x: Tensor, weight: Tensor) -> Tensor:
-    if self.kernel is None:
-        return cast(Tensor, self._conv_forward(x, weight, self.bias))
-    return cast(Tensor, self.kernel(x, weight, self.bias, self.stride[0], self.padding[0]))
-
-
-def _transposed(functional: Callable[..., Tensor]) -> Callable[[Any, Tensor, Tensor], Tensor]:
-    def layer(self: Any, x: Tensor, weight: Tensor) -> Tensor:
-        return functional(x, weight, self.bias, self.stride, self.padding, self.output_padding, self.groups,
-                          self.dilation)
-    return layer
-
-
-_LAYERS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], Tensor]] = {
-    nn.Linear: lambda self, x, weight: F.linear(x, weight, self.bias),
-    nn.Conv1d: _conv, nn.Conv2d: _conv, nn.Conv3d: _conv,
-    nn.ConvTranspose1d: _transposed(F.conv_transpose1d),
-    nn.ConvTranspose2d: _transposed(F.conv_transpose2d),
-    nn.ConvTranspose3d: _transposed(F.conv_transpose3d),
-}
-_QUANTIZED = {kind: type(f"Quantized{kind.__name__}", (_Quantized, kind), {"_apply_layer": apply})
-              for kind, apply in _LAYERS.items()}
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _UNKEYED = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 
@@ -177,26 +48,23 @@ def prepare(model: nn.Module, weights: Transform | None = None, activations: Tra
     """
     model = copy.deepcopy(model)
     layers = _checked_layers(model, options)
+    last, instead = len(layers) - 1, dict[nn.Module, nn.Module]()
     for number, layer in enumerate(layers.values()):
-        edge = number in (0, len(layers) - 1)
-        layer.weight_quantizer = Quantizer("weights", 2 * number, options.weight_grid, weights)
-        image = number == 0 and not options.quantize_image
-        layer.input_quantizer = Quantizer("activations", 2 * number + 1, options.activation_grid,
-                                          None if image else activations)
-        layer.weight_quantizer.bits = layer.input_quantizer.bits = options.first_last_bits if edge else None
-        last = number == len(layers) - 1
-        layer.input_dropout = KeyedDropout(last_dropout, 2 * len(layers)) if last and last_dropout else nn.Identity()
-        layer.__class__ = _QUANTIZED[type(layer)]
-    _key_dropouts(model, first_number=2 * len(layers) + 1)
+        own_bits = options.first_last_bits if number in (0, last) else None
+        weight = Quantizer("weights", 2 * number, options.weight_grid, weights, own_bits)
+        activation = Quantizer("activations", 2 * number + 1, options.activation_grid, activations, own_bits,
+                               kept=number == 0 and not options.quantize_image)
+        dropout = KeyedDropout(last_dropout, 2 * len(layers)) if number == last and last_dropout else nn.Identity()
+        instead[layer] = quantized_layer(layer, weight, activation, dropout)
+    put_in_place(model, instead.get)
+    numbers = itertools.count(2 * len(layers) + 1)
+    put_in_place(model, lambda module: _keyed(module, numbers) if isinstance(module, _DROPOUTS) else None)
     return model.to(next(model.parameters()).device)
 
 
-def _key_dropouts(model: nn.Module, first_number: int) -> None:
-    found = [(parent, name, child) for parent in model.modules() for name, child in parent.named_children()
-             if isinstance(child, _DROPOUTS)]
-    for number, (parent, name, child) in enumerate(found, first_number):
-        keyed = KeyedDropout(child.p, number, channels=type(child) is not nn.Dropout)
-        setattr(parent, name, keyed.train(child.training))
+def _keyed(dropout: Any, numbers: Iterator[int]) -> nn.Module:
+    """Make a keyed dropout of the same share, with a number of its own."""
+    return KeyedDropout(dropout.p, next(numbers), channels=type(dropout) is not nn.Dropout).train(dropout.training)
 
 
 def _checked_layers(model: nn.Module, options: SiteOptions) -> dict[str, Any]:
@@ -215,7 +83,7 @@ def _checked_layers(model: nn.Module, options: SiteOptions) -> dict[str, Any]:
         if isinstance(module, _UNKEYED) and module.training:
             raise ModelError(f"layer '{name}' ({type(module).__name__}) draws its own random numbers, which no resume "
                              "can repeat: use nn.Dropout")
-        kind = next((k for k in _LAYERS if isinstance(module, k)), None)
+        kind = next((k for k in LAYERS if isinstance(module, k)), None)
         if kind is None or name in options.full_precision:
             owned |= {f"{name}.{p}" for p, _ in module.named_parameters(recurse=False)
                       if name in options.full_precision or isinstance(module, nn.Embedding | nn.EmbeddingBag)}
@@ -264,22 +132,17 @@ def bind(model: nn.Module, steps: Mapping[str, Tensor], width: Tensor, *, rows: 
     for name, site in quantizers(model).items():
         if site.transform is not None or site.observer is not None:
             if name in steps:
-                bits = width[0 if site.kind == "weights" else 1]
-                if site.bits is not None:
-                    bits = torch.where(bits == FLOAT, bits, site.bits)
+                bits = site.bits_in(width)
                 buffers[f"{name}.step"] = select(steps[name], bits)
                 buffers[f"{name}.low"], buffers[f"{name}.high"] = limits(bits, site.grid)
             buffers[f"{name}.key"], buffers[f"{name}.count"] = key, count
         if site.observer is not None:
             buffers[f"{name}.rows"] = rows
             buffers[f"{name}.observed"] = site.observer.initial.to(rows.device)
-    for name in _dropouts(model):
-        buffers[f"{name}.key"], buffers[f"{name}.count"] = key, count
+    for name, module in model.named_modules():
+        if isinstance(module, KeyedDropout):
+            buffers[f"{name}.key"], buffers[f"{name}.count"] = key, count
     return buffers
-
-
-def _dropouts(model: nn.Module) -> Iterator[str]:
-    return (name for name, m in model.named_modules() if isinstance(m, KeyedDropout))
 
 
 def observed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -288,12 +151,13 @@ def observed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
-    """A copy of `model` with GroupNorm(groups) in place of every BatchNorm, as the paper does with ResNet-20."""
+    """Copy `model` with GroupNorm(groups) in place of every BatchNorm, as the paper does with ResNet-20."""
     model = copy.deepcopy(model)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.modules.batchnorm._BatchNorm):
-                if child.num_features % groups:
-                    raise ModelError(f"layer '{name}' has {child.num_features} channels, not divisible by {groups} groups")
-                setattr(parent, name, nn.GroupNorm(groups, child.num_features))
+    instead = dict[nn.Module, nn.Module]()
+    for name, child in model.named_modules():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            if child.num_features % groups:
+                raise ModelError(f"layer '{name}' has {child.num_features} channels, not divisible by {groups} groups")
+            instead[child] = nn.GroupNorm(groups, child.num_features)
+    put_in_place(model, instead.get)
     return model

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from anybit.errors import ConfigError, did_you_mean
-from anybit.files.bounded import bounded, read_toml
+from anybit.files.reading import bounded, read_toml
 
 HOME = Path(__file__).parent
 _INSIDE = re.compile(r"(?!.{201})(?!\.\.?(/|$))[^/\x00-\x1f]+(/(?!\.\.?(/|$))[^/\x00-\x1f]+)*")

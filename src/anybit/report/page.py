@@ -9,8 +9,7 @@ from typing import Any
 
 from anybit import recipes
 from anybit.errors import MissingExtra
-from anybit.files.bounded import writing
-from anybit.files.safetensors import write_bytes
+from anybit.files.writing import write_bytes, writing
 from anybit.report import plots, weights
 from anybit.report.again import commands, modules, recipe_files
 from anybit.report.mixed import mixed_plots

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from anybit.errors import ConfigError, RunError
-from anybit.federated.weights import learned_table, weights
-from anybit.files.safetensors import read_json
+from anybit.files.reading import read_json
 from anybit.quant.grid import FLOAT, Width
 from anybit.sweeps.plan import is_sweep
 from anybit.training.run_folder import RunFolder
@@ -176,11 +175,8 @@ def _weights(folder: RunFolder) -> tuple[dict[str, Tensor], dict[str, dict[str, 
     """(weights, step table): the result of the run, or its newest checkpoint."""
     if folder.finished:
         return folder.model(), _as_table(folder.steps(), folder.file("steps.json"))
-    checkpoints = folder.checkpoints()
-    if not checkpoints:
-        return {}, {}
-    checkpoint = folder.load_checkpoint(checkpoints[-1], torch.device("cpu"))
-    return weights(checkpoint.state), learned_table(checkpoint.state, checkpoint.table).to_json()
+    newest = folder.newest_checkpoint(torch.device("cpu"))
+    return (newest.weights(), newest.table().to_json()) if newest else ({}, {})
 
 
 def _split_sizes(folder: RunFolder) -> list[int]:

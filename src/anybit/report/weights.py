@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anybit.errors import RunError
-from anybit.quant.grid import BITS, GridName, limits, step_rule
+from anybit.quant.grid import BITS, GridName, limits, rescaled
 from anybit.quant.ranges import all_bits, weight_steps
 from anybit.report.read import RunRecord
 from anybit.report.style import FULL, INK, QUIET, Plot, colour, figure
@@ -76,7 +76,7 @@ def _steps(run: RunRecord, site: str, rule: Any, grid: GridName, per_channel: bo
     if rule == "table":
         return stored
     base = min(_trained_bits(run))
-    return step_rule(stored[BITS.index(base)], base, all_bits(stored.device).reshape(-1, 1), grid)
+    return rescaled(stored[BITS.index(base)], base, all_bits(stored.device).reshape(-1, 1), grid)
 
 
 def _stored_steps(run: RunRecord, site: str) -> Tensor:

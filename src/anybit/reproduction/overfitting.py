@@ -10,7 +10,7 @@ import numpy as np
 
 from anybit.quant.grid import Width
 from anybit.sweeps.results import Result
-from anybit.training.build import build_variant
+from anybit.training.build import Components
 
 _TITLES = {"baseline": "Baseline", "baseline-dropout": "Baseline (dropout)", "mqat": "MQAT-W", "mqat-a": "MQAT-A",
            "mqat-wa": "MQAT-WA", "mqat-fixed": "MQAT*-W", "mqat-full": "MQAT-W (2…32)"}
@@ -63,7 +63,7 @@ def courses(by_recipe: Mapping[str, Sequence[Result]]) -> dict[str, list[Course]
 
 
 def _course(title: str, results: Sequence[Result]) -> Course:
-    variant = build_variant(results[0].settings)
+    variant = Components(results[0].settings).build_variant()
     lowest = str(Width.of(variant.sites, min(variant.bits)))
     return Course(title, lowest, _curve(results, lowest, "loss"), _curve(results, "FP32", "metric"))
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anybit.files.bounded import writing
-from anybit.files.safetensors import write_bytes
+from anybit.files.writing import write_bytes, writing
 from anybit.report.style import render, require_matplotlib, styled
 from anybit.reproduction.compare import Comparison
 from anybit.reproduction.plots import paper_plots

@@ -14,7 +14,7 @@ from anybit.files.schema import plain
 from anybit.quant.grid import SiteKinds
 from anybit.recipes import toml_value
 from anybit.sweeps.results import Result
-from anybit.training.build import build_variant, written_out
+from anybit.training.build import Components, written_out
 
 _HOW = ("seed", "device", "engine", "threads", "checkpoint_every", "evaluation.")
 """Settings that do not change what is trained."""
@@ -37,7 +37,7 @@ class Settings:
     def of(recipe: str, shown: SiteKinds) -> Settings:
         """For figures with the `shown` sites rounded."""
         config = from_recipe(recipe)
-        rounds = "A" in shown or "A" in build_variant(config).sites
+        rounds = "A" in shown or "A" in Components(config).build_variant().sites
         return Settings(flatten(plain(written_out(config))), () if rounds else _ACTIVATIONS)
 
     def readings(self, results: Sequence[Result]) -> list[list[Result]]:

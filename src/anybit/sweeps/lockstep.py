@@ -9,22 +9,25 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from anybit.config import Component, Config
 from anybit.engines.base import Program
 from anybit.engines.stacked import Stacked
-from anybit.federated.algorithm import ClientStep, State, Tensors, client_update, server_update
+from anybit.federated.algorithm import ClientStep, client_update, server_update
 from anybit.federated.cohort import Cohort, join
-from anybit.federated.objective import STRENGTHS
 from anybit.federated.robust import combiner
+from anybit.federated.state import Given, State, Trainable
 from anybit.files.schema import plain
+from anybit.tensors import Tree, picked, stacked
 from anybit.training.build import MODELS
-from anybit.training.loop import Training
+from anybit.training.computation import Computation
+from anybit.training.loop import RoundResult, Training, finish
 from anybit.training.task import Trained
 
 _OF_ITS_OWN = ("seed", "split", "model", "variant", "ranges", "evaluation", "checkpoint_every")
@@ -32,9 +35,6 @@ _OF_ITS_OWN = ("seed", "split", "model", "variant", "ranges", "evaluation", "che
 
 _NUMBERS = ("name", "bits", "start", "fixed", "scale")
 """Arguments of a variant that change numbers, and no operation."""
-
-Outcome = tuple[Training, Trained | Exception]
-
 
 def program_key(config: Config) -> str:
     """Equal for runs that one program can train.
@@ -62,15 +62,15 @@ def _operations(variant: Component) -> Any:
     return [variant.name, arguments]
 
 
-def train_side_by_side(trainings: Sequence[Training]) -> Iterator[Outcome]:
-    """Train runs of one program to their ends, each from where it is, and give each as it ends.
+def train_side_by_side(trainings: Mapping[str, Training]) -> Iterator[tuple[str, Trained | Exception]]:
+    """Train runs of one program to their ends, each from where it is, and give each by name as it ends.
 
-    What kept a run from its end stands in the place of its result; the others go on.
+    An error that kept a run from its end stands in the place of its result; the others go on.
     """
-    for training in trainings:
+    for name, training in trainings.items():
         if training.ended:  # its last checkpoint was written, and its evaluation was not
-            yield training, _finished(training)
-    if going := [training for training in trainings if not training.ended]:
+            yield name, _finished(training)
+    if going := {name: training for name, training in trainings.items() if not training.ended}:
         runs = Runs(going)
         while runs.going:
             yield from runs.round()
@@ -78,7 +78,7 @@ def train_side_by_side(trainings: Sequence[Training]) -> Iterator[Outcome]:
 
 def _finished(training: Training) -> Trained | Exception:
     try:
-        return training.finish()
+        return finish(training)
     except Exception as error:  # of whatever kind: one run must not take the others with it
         return error
 
@@ -86,67 +86,69 @@ def _finished(training: Training) -> Trained | Exception:
 class Runs:
     """The stacked state of some trainings. One that ended or failed keeps its place, and is no longer looked at."""
 
-    def __init__(self, trainings: Sequence[Training]) -> None:
-        self.trainings = list(trainings)
-        self.going = list(self.trainings)
+    def __init__(self, trainings: Mapping[str, Training]) -> None:
+        self.names, self.trainings = list(trainings), list(trainings.values())
+        self.going = set(self.names)
         # A run that rounds, if there is one: the baseline is the same program at 32 bits.
-        lead = max(self.trainings, key=lambda t: t.task.variant.transform is not None)
-        assert isinstance(lead.engine, Stacked)
-        self.state = State(_stack([t.state.w for t in self.trainings]), _stack([t.state.optimizer for t in self.trainings]))
-        self.steps = _stack([{**t.table.steps, **_strengths(t, lead)} for t in self.trainings])
-        self.program = Program(functools.partial(lead.engine.prepare, _round(lead, lead.client_step())))
+        lead = max(self.trainings, key=lambda t: t.computation.task.variant.transform is not None)
+        self.state = stacked([t.state for t in self.trainings])
+        self.given = stacked([t.computation.given(t.table) for t in self.trainings])
+        program = _round(lead.computation, lead.computation.client_step(lead.table))
+        self.program = Program(functools.partial(lead.computation.engine.prepare, program))
         for training in self.trainings:
-            training.release = self.program.release
+            training.release, training.runs_together = self.program.release, len(self.trainings)
         self.shares: list[State] = []
         self.lay_out(0)
 
     def lay_out(self, ahead: int) -> None:
-        """What the runs train on in the round after so many, on the host."""
-        self.cohorts = [t.cohort(t.round + ahead) for t in self.trainings]
-        weighting = torch.stack([t.weighting(c) for t, c in zip(self.trainings, self.cohorts, strict=True)])
-        self.inputs = (self.steps, join(self.cohorts), weighting)
+        """Lay out what the runs train on in the round after so many, on the host."""
+        self.cohorts = [t.computation.cohort(t.round + ahead) for t in self.trainings]
+        weighting = [t.computation.weighting(c) for t, c in zip(self.trainings, self.cohorts, strict=True)]
+        self.inputs = (self.given, join(self.cohorts), torch.stack(weighting))
 
-    def round(self) -> Iterator[Outcome]:
+    def round(self) -> Iterator[tuple[str, Trained | Exception]]:
+        """Run one round of all, and give those that it was the last one of."""
         started, cohorts, before = time.perf_counter(), self.cohorts, self.state
         self.state, losses = self.program(self.state, self.inputs)
         self.lay_out(1)  # while the device is still busy with this round
         losses, size = losses.cpu(), len(cohorts[0].clients)
         if self.state is not before:  # a captured program updates its state in place
-            self.shares = [State(_pick(self.state.w, i), _pick(self.state.optimizer, i)) for i in range(len(cohorts))]
-        for i, (training, cohort) in enumerate(zip(self.trainings, cohorts, strict=True)):
-            if training in self.going:
-                mine = losses[i * size:(i + 1) * size, :cohort.steps]
-                yield from self._advance(training, self.shares[i], mine, cohort, started)
+            self.shares = [picked(self.state, i) for i in range(len(cohorts))]
+        for i, (name, training, cohort) in enumerate(zip(self.names, self.trainings, cohorts, strict=True)):
+            if name in self.going:
+                training.round_started = started
+                share = losses[i * size:(i + 1) * size, :cohort.local_steps]
+                yield from self._advance(name, training, RoundResult(self.shares[i], share, cohort))
 
-    def _advance(self, training: Training, state: State, losses: Tensor, cohort: Cohort,
-                 started: float) -> Iterator[Outcome]:
+    def _advance(self, name: str, training: Training, result: RoundResult) -> Iterator[tuple[str, Trained | Exception]]:
         try:
-            training.advance(state, losses, cohort, started, len(self.trainings))
-            if training.ended:
-                self.going.remove(training)
-                yield training, training.finish()
+            training.advance(result)
         except Exception as error:  # of whatever kind: one run must not take the others with it
-            if training in self.going:
-                self.going.remove(training)
-            yield training, error
+            self.going.discard(name)
+            yield name, error
+            return
+        if training.ended:
+            self.going.discard(name)
+            yield name, _finished(training)
 
 
-def _round(lead: Training, client_step: ClientStep) -> Callable[[State, Any], tuple[State, Tensor]]:
-    """(state, (steps, cohort, weighting)) → (state, losses) with the run as first dimension of state, steps, weighting."""
+def _round(lead: Computation, client_step: ClientStep) -> Callable[[State, Any], tuple[State, Tensor]]:
+    """Make (state, (given, cohort, weighting)) → (state, losses) with the run as first dimension of all but the cohort."""
     engine, combine = lead.engine, combiner(lead.config.server)
     assert isinstance(engine, Stacked)
 
-    def server_round(state: State, deltas: Tensors, losses: Tensor, width_bits: Tensor, weighting: Tensor) -> State:
-        delta, _ = combine([(slice(None), dict(deltas), losses)], width_bits, weighting)
+    def server_round(state: State, deltas: Trainable, losses: Tensor, width_bits: Tensor, weighting: Tensor) -> State:
+        delta, _ = combine([(slice(None), deltas, losses)], width_bits, weighting)
         return server_update(state, delta, lead.server)
 
     servers = engine.compile(torch.func.vmap(server_round))
 
-    def round(state: State, inputs: tuple[Tensors, Cohort, Tensor]) -> tuple[State, Tensor]:
-        steps, cohort, weighting = inputs[0], inputs[1].to(lead.device), inputs[2].to(lead.device)
+    def round(state: State, inputs: tuple[Given, Cohort, Tensor]) -> tuple[State, Tensor]:
+        given, cohort, weighting = inputs[0], inputs[1].to(lead.device), inputs[2].to(lead.device)
         runs, size = weighting.shape
-        deltas, losses = engine.stacked(client_update, client_step, _spread(state.w, size), _spread(steps, size), cohort)
-        by_run = {n: d.reshape(runs, size, *d.shape[1:]) for n, d in deltas.items()}
+        deltas, losses = engine.stacked(client_update, client_step, _spread(state.trainable, size), _spread(given, size),
+                                        cohort)
+        by_run = pytree.tree_map(lambda d: d.reshape(runs, size, *d.shape[1:]), deltas)
         new: State = servers(state, by_run, losses.reshape(runs, size, -1), cohort.width_bits.reshape(runs, size, 2),
                              weighting)
         return new, losses
@@ -154,21 +156,7 @@ def _round(lead: Training, client_step: ClientStep) -> Callable[[State, Any], tu
     return round
 
 
-def _strengths(training: Training, lead: Training) -> dict[str, Tensor]:
-    """How much the penalties of a run count, where the program has any."""
-    like = next(iter(training.state.w.values()))
-    values = [strength for strength, _ in training.task.variant.penalties]
-    return {STRENGTHS: like.new_tensor(values)} if lead.task.variant.penalties else {}
-
-
-def _stack(each: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([tensors[name] for tensors in each]) for name in each[0]}
-
-
-def _pick(tensors: Mapping[str, Tensor], run: int) -> dict[str, Tensor]:
-    return {name: tensor[run] for name, tensor in tensors.items()}
-
-
-def _spread(tensors: Mapping[str, Tensor], size: int) -> dict[str, Tensor]:
-    """Per client what its run has."""
-    return {name: tensor.repeat_interleave(size, 0) for name, tensor in tensors.items()}
+def _spread(tree: Tree, size: int) -> Tree:
+    """Give every client what its run has."""
+    out: Tree = pytree.tree_map(lambda leaf: leaf.repeat_interleave(size, 0), tree)
+    return out

@@ -17,9 +17,9 @@ from typing import Any
 from anybit import recipes
 from anybit.config import Config, from_recipe
 from anybit.errors import AnybitError, ConfigError, RunError
-from anybit.files.bounded import writing
-from anybit.files.safetensors import read_json, stale, write_json
+from anybit.files.reading import read_json
 from anybit.files.schema import plain, read
+from anybit.files.writing import stale, write_json, writing
 from anybit.training.run_folder import locked
 
 _SHARED = ("data", "engine", "device", "threads", "compute")

@@ -5,19 +5,16 @@ Every check is the run's own, so that both say the same.
 
 from __future__ import annotations
 
-import inspect
 import json
-import sys
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
 
 from anybit.config import Config
 from anybit.data import sources, splits
 from anybit.federated.sampling import check_cohort
-from anybit.files.schema import plain, read_arguments
+from anybit.files.schema import plain
 from anybit.kernels.native import check_compiler
 from anybit.quant.sites import prepare
-from anybit.training.build import DATA, SPLITS, Registry, build_functions, build_model, build_variant, written_out
+from anybit.training.build import DATA, SPLITS, Components
 from anybit.training.checks import check_ranges
 from anybit.training.machine import open_engine, pick_device
 
@@ -29,58 +26,55 @@ def check_without_data(configs: Iterable[Config], trusted: Collection[str] = ())
     """Raise what the first run that cannot start would raise; what runs have in common is looked at once."""
     passed = set[str]()
     for config in configs:
-        content = plain(config)
+        content, named = plain(config), Components(config, trusted)
         for check, parts in _CHECKS.items():
             key = json.dumps([check.__name__, *(content[part] for part in parts)], sort_keys=True)
             if key not in passed:
-                check(config, trusted)
+                check(named)
                 passed.add(key)
 
 
-def _data(config: Config, trusted: Collection[str]) -> None:
-    settings = read_arguments(_function(config.data.name, DATA), config.data.arguments, "data")
-    if config.data.name in DATA:
+def _names(named: Components) -> None:
+    named.written_out()
+    _ = named.loss, named.metric
+
+
+def _data(named: Components) -> None:
+    settings = named.data.arguments()
+    if named.config.data.name in DATA:
         sources.check_settings(settings)
 
 
-def _model(config: Config, trusted: Collection[str]) -> None:
-    prepare(build_model(config, trusted), options=config.sites)
+def _model(named: Components) -> None:
+    prepare(named.build_model(), options=named.config.sites)
 
 
-def _ranges(config: Config, trusted: Collection[str]) -> None:
-    check_ranges(config, build_variant(config, trusted))
+def _ranges(named: Components) -> None:
+    check_ranges(named.config, named.build_variant())
 
 
-def _split(config: Config, trusted: Collection[str]) -> None:
-    function = _function(config.split.name, SPLITS)
-    given = [name for name in _OF_THE_DATA if name in inspect.signature(function).parameters]
-    settings = read_arguments(function, config.split.arguments, "split", given)
-    if config.split.name in SPLITS:
-        splits.check_settings(config.split.name, settings)
+def _split(named: Components) -> None:
+    settings = named.split.arguments(_OF_THE_DATA)
+    if named.config.split.name in SPLITS:
+        splits.check_settings(named.config.split.name, settings)
 
 
-def _machine(config: Config, trusted: Collection[str]) -> None:
+def _machine(named: Components) -> None:
+    config = named.config
     device = pick_device(config.device)
     if device.type == "cpu" and config.compute.convolution == "native":
         check_compiler()
     open_engine(config, device).close()
 
 
-def _cohort(config: Config, trusted: Collection[str]) -> None:
-    clients = splits.clients_of(config.split.name, written_out(config, trusted).split.arguments)
+def _cohort(named: Components) -> None:
+    clients = splits.clients_of(named.config.split.name, named.split.written_out().arguments)
     if clients is not None:
-        check_cohort(config.cohort, clients)
+        check_cohort(named.config.cohort, clients)
 
 
-_CHECKS: dict[Callable[[Config, Collection[str]], object], tuple[str, ...]] = {
-    written_out: ("data", "split", "model", "variant"), _data: ("data",), _model: ("model", "sites"),
-    _ranges: ("variant", "ranges"), _split: ("split",), build_functions: ("loss", "metric"),
-    _machine: ("device", "engine", "compute", "server", "cohort", "rounds"), _cohort: ("split", "cohort")}
-"""Each with the settings it looks at; the first finds (and imports) what the others call."""
-
-
-def _function(name: str, known: Registry) -> Callable[..., Any]:
-    """One that `written_out` has found."""
-    module, _, attribute = name.partition(":")
-    function: Callable[..., Any] = known[name] if name in known else getattr(sys.modules[module], attribute)
-    return function
+_CHECKS: dict[Callable[[Components], object], tuple[str, ...]] = {
+    _names: ("data", "split", "model", "variant", "loss", "metric"), _data: ("data",), _model: ("model", "sites"),
+    _ranges: ("variant", "ranges"), _split: ("split",), _cohort: ("split", "cohort"),
+    _machine: ("device", "engine", "compute", "server", "cohort", "rounds")}
+"""Each with the settings it looks at."""

@@ -13,9 +13,9 @@ from typing import Any
 from anybit.config import Config
 from anybit.config.compare import compared
 from anybit.errors import ConfigError, RunError
-from anybit.files.bounded import writing
-from anybit.files.safetensors import read_json, write_bytes
+from anybit.files.reading import read_json
 from anybit.files.schema import plain, read
+from anybit.files.writing import write_bytes, writing
 from anybit.recipes import toml_value
 from anybit.sweeps.plan import SweepFolder, is_sweep
 from anybit.training.records import check_scores, checked_evaluation, checked_metrics, total_seconds

@@ -6,26 +6,23 @@ import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 
-from anybit.api import Run
 from anybit.config import Config
 from anybit.data.examples import Data
 from anybit.engines.stacked import Stacked
-from anybit.environment import environment
 from anybit.errors import AnybitError, Interrupted
-from anybit.files.schema import plain
-from anybit.sweeps.lockstep import Outcome, program_key, train_side_by_side
+from anybit.sweeps.lockstep import program_key, train_side_by_side
 from anybit.sweeps.plan import PlannedRun, SweepFolder, groups
-from anybit.training.build import build_data, build_task, settled
-from anybit.training.engine_choice import calibrated
-from anybit.training.loop import Training
-from anybit.training.machine import convolution, pick_device
-from anybit.training.run_folder import RunFolder
-from anybit.training.task import Progress, Trained, Watch
+from anybit.training.build import Components, build_task
+from anybit.training.callbacks import Callback, EachRound, Progress, Watch
+from anybit.training.loop import Simulation, Training, begin, train
+from anybit.training.machine import computing, pick_device
+from anybit.training.opening import OpenRun, open_run
+from anybit.training.task import Task, Trained
 
 State = Literal["waiting", "running", "done", "failed"]
 
@@ -47,52 +44,72 @@ class SweepWatch:
         return self.stop or (self.deadline is not None and time.monotonic() >= self.deadline)
 
 
-def train_group(trainings: Sequence[Training]) -> Iterator[Outcome]:
+@dataclass(frozen=True)
+class GroupRun:
+    """A run of a group: opened, with the line to the outside."""
+
+    name: str
+    opened: OpenRun
+    watch: Watch
+    callbacks: tuple[Callback, ...] = ()
+
+    def begin(self) -> Training:
+        """Begin from the newest checkpoint."""
+        return begin(self.opened.computation, self.opened.folder, True, self.watch, self.callbacks)
+
+
+Outcome = tuple[str, Trained | Exception]
+"""(a run's name, its result, or what kept it from its end)."""
+
+
+def train_group(runs: Sequence[GroupRun]) -> Iterator[Outcome]:
     """Train runs of one group, each from its own newest checkpoint, and give each as it ends.
 
     With the stacked engine, runs of the same operations go side by side in one program. What kept a run from its end
     stands in the place of its result, so that the others go on.
     """
-    programs: dict[str, list[Training]] = {}
-    for number, training in enumerate(trainings):
-        key = program_key(training.config) if isinstance(training.engine, Stacked) else str(number)
-        programs.setdefault(key, []).append(training)
+    programs: dict[str, list[GroupRun]] = {}
+    for run in runs:
+        stacked = isinstance(run.opened.computation.engine, Stacked)
+        programs.setdefault(program_key(run.opened.config) if stacked else run.name, []).append(run)
     for together in programs.values():
-        if any(training.watch.stop for training in together):
-            yield from ((training, Interrupted("not started")) for training in together)
+        if any(run.watch.stop for run in together):
+            yield from ((run.name, Interrupted("not started")) for run in together)
         elif len(together) == 1:
-            yield together[0], _alone(together[0])
+            yield _alone(together[0])
         else:
-            with convolution(together[0].config.compute.convolution):
+            with computing(together[0].opened.config):
                 yield from _side_by_side(together)
 
 
-def _alone(training: Training) -> Trained | Exception:
+def _alone(run: GroupRun) -> Outcome:
     try:
-        return training.train(resume=True)
+        with computing(run.opened.config):
+            training = run.begin()
+            return run.name, train(training, Simulation(training))
     except Exception as error:  # of whatever kind: one run must not take the others with it
-        return error
+        return run.name, error
 
 
-def _side_by_side(trainings: Sequence[Training]) -> Iterator[Outcome]:
-    """In one program; in two of half the size if they do not fit into the GPU's memory."""
-    begun = []
-    for training in trainings:
+def _side_by_side(runs: Sequence[GroupRun]) -> Iterator[Outcome]:
+    """Train runs in one program; in two of half the size if they do not fit into the GPU's memory."""
+    begun: dict[str, Training] = {}
+    for run in runs:
         try:
-            training.begin(resume=True)
-            begun.append(training)
+            begun[run.name] = run.begin()
         except Exception as error:
-            yield training, error
-    going = list(begun)
+            yield run.name, error
+    ended = set[str]()
     try:
-        for training, outcome in train_side_by_side(begun):
-            going.remove(training)
-            yield training, outcome
+        for name, outcome in train_side_by_side(begun):
+            ended.add(name)
+            yield name, outcome
     except torch.OutOfMemoryError:
-        begun[0].release()
+        next(iter(begun.values())).release()
+        going = [run for run in runs if run.name in begun and run.name not in ended]
         half = len(going) // 2
         for part in filter(None, (going[:half], going[half:])):
-            yield from _side_by_side(part) if len(part) > 1 else [(part[0], _alone(part[0]))]
+            yield from _side_by_side(part) if len(part) > 1 else [_alone(part[0])]
 
 
 def train_sweep(sweep: SweepFolder, watch: SweepWatch, trusted: Collection[str] = ()) -> dict[str, str]:
@@ -108,7 +125,7 @@ def train_sweep(sweep: SweepFolder, watch: SweepWatch, trusted: Collection[str] 
 
 
 class _Group:
-    """The runs of one group while they are trained: one copy of the data, and one will to stop."""
+    """The runs of one group while they are trained: one copy of the data, and one wish to stop."""
 
     def __init__(self, sweep: SweepFolder, watch: SweepWatch, trusted: Collection[str]) -> None:
         self.sweep, self.watch, self.trusted = sweep, watch, trusted
@@ -118,14 +135,13 @@ class _Group:
 
     def train(self, runs: Sequence[PlannedRun]) -> dict[str, str]:
         with ExitStack() as held:
-            names: dict[Training, str] = {}
+            ready = []
             for run in runs:
                 try:
-                    names[self._training(run, held)] = run.name
+                    ready.append(self._opened(run, held))
                 except Exception as error:
                     self._fail(run.name, error)
-            for training, outcome in train_group(list(names)):
-                name = names[training]
+            for name, outcome in train_group(ready):
                 if isinstance(outcome, Interrupted):
                     self.watch.on_state(name, "waiting", str(outcome))
                 elif isinstance(outcome, Exception):
@@ -134,41 +150,33 @@ class _Group:
                     self.watch.on_state(name, "done", "")
         return self.failed
 
-    def _training(self, run: PlannedRun, held: ExitStack) -> Training:
-        """A run as it was left, or a new one; one that cannot start leaves no folder.
+    def _opened(self, planned: PlannedRun, held: ExitStack) -> GroupRun:
+        """Open a run as it was left, or a new one.
 
         An earlier process may have been killed between any two of these lines.
         """
-        folder = RunFolder(self.sweep.run_path(run))
-        begun = folder.file("config.json").exists()
-        config = Run.load(folder.path).config if begun else run.config
-        task = build_task(config, self.trusted, self._data(config))
-        if begun:
-            task = replace(task, split=folder.split())
-        else:
-            say = functools.partial(self.watch.on_message, run.name)
-            config = settled(calibrated(config, task, say), self.trusted)
-        training = Training(task, config, self._watch(run.name), folder)
-        if not begun:
-            RunFolder.create(folder.path, plain(config), environment(), task.split)
-        held.enter_context(folder.locked())
-        return training
+        opened = open_run(self.sweep.run_path(planned), planned.config, self._task, resume=True, same=False,
+                          trusted=self.trusted, say=functools.partial(self.watch.on_message, planned.name))
+        assert opened.folder is not None
+        held.enter_context(opened.folder.locked())
+        watch = Watch(functools.partial(self.watch.on_message, planned.name))
+        self.watches.append(watch)
+        return GroupRun(planned.name, opened, watch, (EachRound(functools.partial(self._after_round, planned.name)),))
+
+    def _task(self, config: Config) -> Task:
+        return build_task(config, self.trusted, self._data(config))
 
     def _data(self, config: Config) -> Data:
-        """The data of the whole group, read and brought to the device once."""
+        """Read the data of the whole group and bring them to the device, once."""
         if self.data is None:
-            self.data = build_data(config, self.trusted).to(pick_device(config.device))
+            self.data = Components(config, self.trusted).build_data().to(pick_device(config.device))
         return self.data
 
-    def _watch(self, name: str) -> Watch:
-        def on_round(progress: Progress) -> None:
-            self.watch.on_round(name, progress)
-            if self.watch.over:
-                for each in self.watches:
-                    each.stop = True
-
-        self.watches.append(Watch(on_round=on_round, on_message=functools.partial(self.watch.on_message, name)))
-        return self.watches[-1]
+    def _after_round(self, name: str, progress: Progress) -> None:
+        self.watch.on_round(name, progress)
+        if self.watch.over:
+            for each in self.watches:
+                each.stop = True
 
     def _fail(self, name: str, error: Exception) -> None:
         reason = str(error) if isinstance(error, AnybitError) else f"{type(error).__name__}: {error}"

@@ -6,7 +6,7 @@ of clients. What comes out is therefore a lower estimate of L, σ_l and σ_g.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +15,12 @@ from torch import Tensor
 from anybit.config import Config
 from anybit.errors import ConfigError
 from anybit.federated.cohort import Batch, build_cohort
-from anybit.federated.objective import client_loss
+from anybit.federated.objective import client_loss, strengths
+from anybit.federated.state import Given, Trainable
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.sites import prepare, quantizers
 from anybit.randomness import generator
+from anybit.tensors import Tensors
 from anybit.training.machine import pick_device
 from anybit.training.task import Task
 
@@ -29,11 +31,10 @@ SMOOTHNESS_CLIENTS, SMOOTHNESS_STEPS = 3, 8
 _REACH = 1e-3
 """How far the power iteration steps, relative to ‖w‖: small against the weights, large against float32's rounding."""
 
-Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Given:
+class Known:
     """Constants that are known better than they can be estimated."""
 
     L: float | None = None
@@ -75,6 +76,7 @@ class Probe:
         for site in quantizers(prepared, "activations").values():
             site.observer = task.variant.observer
         self.loss = client_loss(prepared, task.variant, task.data.to(self.device), task.loss, {})
+        self.given = Given({}, strengths(task.variant, next(task.model.parameters()).detach()))
         self.width = torch.tensor(Width(FLOAT, FLOAT), device=self.device)
 
     def clients(self) -> list[int]:
@@ -100,11 +102,14 @@ class Probe:
         return ClientView(float((share * torch.stack(values)).sum()), mean, spread / max(len(batches) - 1, 1))
 
     def _gradient(self, w: Tensors, xi: Batch) -> tuple[Tensor, Tensor]:
-        gradient, value = torch.func.grad_and_value(lambda p: self.loss(p, {}, self.width, xi)[0])(dict(w))
+        def loss(p: dict[str, Tensor]) -> Tensor:
+            return self.loss(Trainable(p), self.given, self.width, xi)[0]
+
+        gradient, value = torch.func.grad_and_value(loss)(dict(w))
         return value.detach().cpu(), flat(gradient)
 
 
-def estimate(probe: Probe, first: Tensors, last: Tensors, given: Given) -> Estimates:
+def estimate(probe: Probe, first: Tensors, last: Tensors, given: Known) -> Estimates:
     """The constants at w_1 = `first` and at the trained weights `last`, unless they are given."""
     clients, everybody = probe.clients(), len(probe.task.split)
     before, after = ([probe.view(w, client) for client in clients] for w in (first, last))
@@ -119,7 +124,7 @@ def estimate(probe: Probe, first: Tensors, last: Tensors, given: Given) -> Estim
                      float(_mean_gradient(after).double().square().sum()), _sources(given, len(clients), everybody))
 
 
-def _sources(given: Given, clients: int, everybody: int) -> dict[str, str]:
+def _sources(given: Known, clients: int, everybody: int) -> dict[str, str]:
     where = f"{clients} of {everybody} clients, at the initial and the trained weights"
     text = {"L": "estimated from below: the largest ‖∇F_s(x) − ∇F_s(y)‖/‖x − y‖ seen, between initial and trained "
                  f"weights ({clients} clients) and by power iteration around the trained ones "

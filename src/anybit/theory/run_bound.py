@@ -7,24 +7,24 @@ D·R² is taken over the weights that are quantized: the others carry no noise. 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from anybit.api import Run
 from anybit.config import Config
 from anybit.errors import ConfigError
+from anybit.federated.state import trainable_weights
 from anybit.federated.variants import Variant
-from anybit.federated.weights import trainable
-from anybit.quant.grid import BITS, FLOAT, Grid, limits, pseudo_noise, quantize, rounding
+from anybit.quant.grid import FLOAT, Grid, Width, pseudo_noise, quantize, rounding
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import prepare, quantizers, weight_sites
+from anybit.tensors import Tensors
 from anybit.theory import theorem
-from anybit.theory.estimates import Given, Probe, estimate
+from anybit.theory.estimates import Known, Probe, estimate
 from anybit.theory.theorem import Bound, Setting
+from anybit.training.run import Run
 from anybit.training.task import Task
 
 
@@ -86,12 +86,12 @@ class RunBound:
                 "meaning": self.meaning()}
 
 
-def run_bound(run: Run, given: Given = Given()) -> RunBound:
+def run_bound(run: Run, given: Known = Known()) -> RunBound:
     """Read a finished run, estimate what was not given, and apply the theorem."""
     config, table = run.config, run.steps()
     task = replace(run.task(), split=run.folder.split())
     probe, w = Probe(task, config), run.folder.model()
-    found = estimate(probe, trainable(task.model), {name: p.to(probe.device) for name, p in w.items()}, given)
+    found = estimate(probe, trainable_weights(task.model), {name: p.to(probe.device) for name, p in w.items()}, given)
     noise, size = weight_noise(task, config, table)
     steps = local_steps(task, config)
     eta_s = config.server.lr if given.eta_s is None else given.eta_s
@@ -114,14 +114,14 @@ def method_of(variant: Variant) -> theorem.Method | None:
     raise ConfigError(f"variant '{variant.name}' has a transform of its own: Theorem 3.1 covers APQN, QAT and MQAT")
 
 
-def _weight_grids(task: Task, config: Config, table: StepTable) -> Iterator[tuple[str, list[Tensor], list[int]]]:
-    """(parameter, its Δ_b per tensor or channel for every bit-width it trains at, those bit-widths)."""
-    prepared = prepare(task.model, options=config.sites)
-    for site, name in weight_sites(prepared).items():
-        own = quantizers(prepared)[site].bits
-        bits = [b for b in ((own,) if own is not None else task.variant.bits) if b != FLOAT]
-        if bits:
-            yield name, [table.steps[site][BITS.index(b)] for b in bits], bits
+def _weight_grids(task: Task, config: Config, table: StepTable) -> Iterator[tuple[str, list[Grid]]]:
+    """List (parameter, its grid at every bit-width it trains at)."""
+    prepared, widths = prepare(task.model, options=config.sites), [Width(bits, FLOAT) for bits in task.variant.bits]
+    for name, parameter in weight_sites(prepared).items():
+        site = quantizers(prepared)[name]
+        distinct = {site.bits_at(width): width for width in widths if site.bits_at(width) != FLOAT}
+        if distinct:
+            yield parameter, [site.grid_at(width, table.steps[name]) for width in distinct.values()]
 
 
 def weight_noise(task: Task, config: Config, table: StepTable) -> tuple[float, int]:
@@ -130,19 +130,18 @@ def weight_noise(task: Task, config: Config, table: StepTable) -> tuple[float, i
     if method is None:
         return 0.0, 0
     energy, total = 0.0, 0
-    for name, steps, _ in _weight_grids(task, config, table):
-        channels = torch.stack([s.flatten() for s in steps], 1).tolist()
+    for name, grids in _weight_grids(task, config, table):
+        channels = torch.stack([grid.step.flatten() for grid in grids], 1).tolist()
         energy += theorem.noise_energy(method, [(sizes[name] // len(channels), row) for row in channels])
         total += sizes[name]
     return energy, total
 
 
-def clipped_share(task: Task, config: Config, table: StepTable, w: Mapping[str, Tensor]) -> float:
+def clipped_share(task: Task, config: Config, table: StepTable, w: Tensors) -> float:
     """The share of trained weights whose rounding error exceeds Δ/2, against Assumption 3, at the worst bit-width."""
     method, clipped, total = method_of(task.variant), 0, 0
-    for name, steps, bits in _weight_grids(task, config, table) if method in ("qat", "mqat") else ():
-        beyond = [(quantize(w[name], Grid(step, *limits(torch.tensor(b), config.sites.weight_grid))) - w[name]).abs()
-                  > 0.5001 * step for step, b in zip(steps, bits, strict=True)]
+    for name, grids in _weight_grids(task, config, table) if method in ("qat", "mqat") else ():
+        beyond = [(quantize(w[name], grid) - w[name]).abs() > 0.5001 * grid.step for grid in grids]
         clipped += max(int(outside.sum()) for outside in beyond)
         total += w[name].numel()
     return clipped / max(total, 1)

@@ -6,7 +6,8 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from anybit import models
-from anybit.config import Component, Config
+from anybit.config import OBJECT, Component, Config
 from anybit.data import sources, splits
 from anybit.data.examples import Data
 from anybit.errors import AnybitError, ConfigError, ModelError, did_you_mean
@@ -38,15 +39,125 @@ LOSSES: Registry = {"cross_entropy": objective.cross_entropy}
 METRICS: Registry = {"accuracy": objective.accuracy}
 
 
+@dataclass(frozen=True)
+class Named:
+    """A part of a config by name, and the function behind the name."""
+
+    what: str
+    component: Component
+    function: Callable[..., Any]
+
+    def written_out(self) -> Component:
+        """Return the component with every default argument in it."""
+        defaults = {name: plain(p.default) for name, p in inspect.signature(self.function).parameters.items()
+                    if isinstance(p.default, bool | int | float | str | list | tuple)}
+        return replace(self.component, arguments={**defaults, **self.component.arguments})
+
+    def arguments(self, given: Collection[str] = ()) -> dict[str, Any]:
+        """Read the config's arguments, checked against the function's own; `given` ones come from elsewhere."""
+        taken = [name for name in given if name in inspect.signature(self.function).parameters]
+        return read_arguments(self.function, self.component.arguments, self.what, taken)
+
+    def call(self, **given: Any) -> Any:
+        """Call the function; sizes that cannot be are the config's fault."""
+        parameters = inspect.signature(self.function).parameters
+        arguments = {**{name: value for name, value in given.items() if name in parameters}, **self.arguments(given)}
+        try:
+            return self.function(**arguments)
+        except AnybitError:
+            raise
+        except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            asked = f"'{self.component.name}' with {dict(self.component.arguments)}"
+            raise ConfigError(f"{self.what} {asked}: {reason}") from None
+
+
+@dataclass(frozen=True)
+class Components:
+    """The functions that a config names, each found when it is first asked for.
+
+    Code outside anybit is imported only from `trusted` modules.
+    """
+
+    config: Config
+    trusted: Collection[str] = ()
+
+    @cached_property
+    def data(self) -> Named:
+        return Named("data", self.config.data, self._function("data", self.config.data.name, DATA))
+
+    @cached_property
+    def split(self) -> Named:
+        return Named("split", self.config.split, self._function("split", self.config.split.name, SPLITS))
+
+    @cached_property
+    def model(self) -> Named:
+        return Named("model", self.config.model, self._function("model", self.config.model.name, MODELS))
+
+    @cached_property
+    def variant(self) -> Named:
+        return Named("variant", self.config.variant, self._function("variant", self.config.variant.name, VARIANTS))
+
+    @cached_property
+    def loss(self) -> PerExample:
+        return self._function("loss", self.config.loss, LOSSES)
+
+    @cached_property
+    def metric(self) -> PerExample:
+        return self._function("metric", self.config.metric, METRICS)
+
+    def written_out(self) -> Config:
+        """Return the config with every default argument of its data, split, model and variant in it."""
+        return replace(self.config, data=self.data.written_out(), split=self.split.written_out(),
+                       model=self.model.written_out(), variant=self.variant.written_out())
+
+    def build_data(self) -> Data:
+        return _expect("data", self.data.call(), Data)
+
+    def build_split(self, data: Data) -> list[np.ndarray]:
+        """Draw the clients' examples by the run's seed."""
+        return list(self.split.call(seed=self.config.seed, **data.labels()))
+
+    def build_model(self) -> nn.Module:
+        """Make the model with the initial weights that belong to the run's seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key(self.config.seed, "init"))
+            return _expect("model", self.model.call(), nn.Module)
+
+    def build_variant(self) -> Variant:
+        return _expect("variant", self.variant.call(), Variant)
+
+    def _function(self, what: str, name: str, known: Registry) -> Callable[..., Any]:
+        """Find one of anybit's own by name, or 'module:function' from a module that the user said to import."""
+        if name in known:
+            return known[name]
+        module, sign, attribute = name.partition(":")
+        if not sign:
+            raise ConfigError(f"unknown {what} '{name}': {did_you_mean(name, known)}, or write 'module:function'")
+        if module not in self.trusted:
+            raise ConfigError(f"{what} '{name}' is code outside anybit: allow it with --import {module}")
+        if str(Path.cwd()) not in sys.path:
+            sys.path.insert(0, str(Path.cwd()))
+        try:
+            found = getattr(importlib.import_module(module), attribute)
+        except ImportError as error:
+            raise ConfigError(f"{what} '{name}': module '{module}' cannot be imported ({error})") from None
+        except AttributeError:
+            raise ConfigError(f"{what} '{name}': module '{module}' has no '{attribute}'") from None
+        if not callable(found):
+            raise ConfigError(f"{what} '{name}' cannot be called")
+        return found  # type: ignore[no-any-return]
+
+
 def build_task(config: Config, trusted: Collection[str] = (), data: Data | None = None) -> Task:
-    """Everything a config names. Code outside anybit is imported only from `trusted` modules; runs may share `data`."""
-    data = data or build_data(config, trusted)
-    return Task(build_model(config, trusted), build_variant(config, trusted), data, build_split(config, data, trusted),
-                *build_functions(config, trusted))
+    """Make everything a config names; runs may share `data`."""
+    named = Components(config, trusted)
+    data = data or named.build_data()
+    return Task(named.build_model(), named.build_variant(), data, named.build_split(data), named.loss, named.metric)
 
 
 def settled(config: Config, trusted: Collection[str] = ()) -> Config:
-    """The config with nothing left open: every 'auto' decided for this machine, every default argument written out.
+    """Return the config with nothing left open: every 'auto' decided for this machine, every default argument in it.
 
     A resume then repeats the same choices, also after a default has changed.
     """
@@ -56,63 +167,8 @@ def settled(config: Config, trusted: Collection[str] = ()) -> Config:
 
 
 def written_out(config: Config, trusted: Collection[str] = ()) -> Config:
-    """The config with every default argument of its data, split, model and variant written out."""
-    return replace(config, data=_with_defaults("data", config.data, DATA, trusted),
-                   split=_with_defaults("split", config.split, SPLITS, trusted),
-                   model=_with_defaults("model", config.model, MODELS, trusted),
-                   variant=_with_defaults("variant", config.variant, VARIANTS, trusted))
-
-
-def _with_defaults(what: str, component: Component, known: Registry, trusted: Collection[str]) -> Component:
-    function = _function(what, component.name, known, trusted)
-    defaults = {name: plain(p.default) for name, p in inspect.signature(function).parameters.items()
-                if isinstance(p.default, bool | int | float | str | list | tuple)}
-    return replace(component, arguments={**defaults, **component.arguments})
-
-
-def build_data(config: Config, trusted: Collection[str] = ()) -> Data:
-    return _expect("data", _call("data", config.data, DATA, trusted), Data)
-
-
-def build_split(config: Config, data: Data, trusted: Collection[str] = ()) -> list[np.ndarray]:
-    """The clients' examples, drawn by the run's seed."""
-    function = _function("split", config.split.name, SPLITS, trusted)
-    known = {"seed": config.seed, **data.labels()}
-    given = {name: value for name, value in known.items() if name in inspect.signature(function).parameters}
-    return list(_called("split", config.split, function,
-                        {**given, **read_arguments(function, config.split.arguments, "split", given)}))
-
-
-def build_model(config: Config, trusted: Collection[str] = ()) -> nn.Module:
-    """The model with the initial weights that belong to the run's seed."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(config.seed, "init"))
-        return _expect("model", _call("model", config.model, MODELS, trusted), nn.Module)
-
-
-def build_functions(config: Config, trusted: Collection[str] = ()) -> tuple[PerExample, PerExample]:
-    """Loss and metric."""
-    return _function("loss", config.loss, LOSSES, trusted), _function("metric", config.metric, METRICS, trusted)
-
-
-def build_variant(config: Config, trusted: Collection[str] = ()) -> Variant:
-    return _expect("variant", _call("variant", config.variant, VARIANTS, trusted), Variant)
-
-
-def _call(what: str, component: Component, known: Registry, trusted: Collection[str]) -> Any:
-    function = _function(what, component.name, known, trusted)
-    return _called(what, component, function, read_arguments(function, component.arguments, what))
-
-
-def _called(what: str, component: Component, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """What the function gives; sizes that cannot be are the config's fault."""
-    try:
-        return function(**arguments)
-    except AnybitError:
-        raise
-    except (TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"{what} '{component.name}' with {dict(component.arguments)}: {reason}") from None
+    """Return the config with every default argument in it; one of Python objects names no functions."""
+    return config if config.model.name == OBJECT else Components(config, trusted).written_out()
 
 
 T = TypeVar("T")
@@ -122,27 +178,3 @@ def _expect(what: str, value: Any, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise ModelError(f"{what}: expected a {kind.__name__}, but got a {type(value).__name__}")
     return value
-
-
-def _function(what: str, name: str, known: Registry, trusted: Collection[str]) -> Callable[..., Any]:
-    """One of anybit's own by name, or 'module:function' from a module that the user said to import."""
-    if name in known:
-        return known[name]
-    module, sign, attribute = name.partition(":")
-    if not sign:
-        raise ConfigError(f"unknown {what} '{name}': {did_you_mean(name, known)}, or write 'module:function'")
-    if module not in trusted:
-        raise ConfigError(f"{what} '{name}' is code outside anybit: allow it with --import {module}")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except ImportError as error:
-        raise ConfigError(f"{what} '{name}': module '{module}' cannot be imported ({error})") from None
-    except AttributeError:
-        raise ConfigError(f"{what} '{name}': module '{module}' has no '{attribute}'") from None
-    if not callable(found):
-        raise ConfigError(f"{what} '{name}' cannot be called")
-    return found  # type: ignore[no-any-return]
-
-

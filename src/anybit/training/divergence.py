@@ -9,12 +9,14 @@ from torch import Tensor
 
 from anybit.config import Config
 from anybit.errors import Diverged
-from anybit.federated.algorithm import State
 from anybit.federated.cohort import Cohort
+from anybit.federated.state import State
+from anybit.quant.ranges import StepTable
+from anybit.training.checkpoint import named
 
 
 def mean_loss(losses: Tensor, cohort: Cohort, advice: Callable[[], str]) -> float:
-    """Mean over the real steps of the cohort, all of which must be finite."""
+    """Average over the real local steps of the cohort, all of which must be finite."""
     losses, real = losses.cpu(), cohort.rows.amax(2).cpu()
     if not bool(torch.isfinite(losses).all()):
         i, k = (int(n) for n in (~torch.isfinite(losses)).nonzero()[0])
@@ -24,10 +26,10 @@ def mean_loss(losses: Tensor, cohort: Cohort, advice: Callable[[], str]) -> floa
 
 
 def check_finite(state: State, round: int, advice: Callable[[], str]) -> None:
-    """Whatever is kept or shown is finite: the last local step of a round can overflow after its loss was taken."""
-    for name, value in (*state.w.items(), *state.optimizer.items()):
+    """Raise unless what is kept or shown is finite: the last local step of a round can overflow after its loss was taken."""
+    for name, value in named(state, StepTable({})).items():
         if not bool(torch.isfinite(value).all()):
-            raise Diverged(f"'{name}' is no longer finite after round {round}: {advice()}")
+            raise Diverged(f"'{name.partition('/')[2]}' is no longer finite after round {round}: {advice()}")
 
 
 def what_to_lower(config: Config) -> str:

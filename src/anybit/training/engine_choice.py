@@ -12,7 +12,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,19 +20,19 @@ import torch
 from torch import nn
 
 from anybit.config import Config, Convolution, EngineName
-from anybit.data import cache
 from anybit.engines.ranks import world
 from anybit.environment import cores, environment
 from anybit.errors import AnybitError, ConfigError
-from anybit.federated.algorithm import State, client_update
+from anybit.federated.algorithm import client_update
 from anybit.federated.cohort import Cohort, build_cohort, sample_clients
-from anybit.federated.weights import trainable
-from anybit.files.safetensors import read_json, write_json
+from anybit.federated.state import Trainable, trainable_weights
+from anybit.files.reading import read_json
+from anybit.files.writing import home, write_json
 from anybit.kernels.native import library
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import quantizers
-from anybit.training.loop import Training
-from anybit.training.machine import convolution, pick_device
+from anybit.training.computation import open_computation
+from anybit.training.machine import computing, pick_device
 from anybit.training.task import Task
 
 SWITCH = "ANYBIT_CALIBRATION"
@@ -75,7 +74,7 @@ class Measured:
     seconds: float
 
 
-def calibrated(config: Config, task: Task, say: Callable[[str], None] = lambda text: None) -> Config:
+def with_engine(config: Config, task: Task, say: Callable[[str], None] = lambda text: None) -> Config:
     """The config with its engine chosen, where it leaves the choice open and measuring pays."""
     open_choice = config.engine == "auto" and config.compute.convolution is None
     if not open_choice or pick_device(config.device).type != "cpu" or world() > 1 or os.environ.get(SWITCH) == "off":
@@ -110,19 +109,15 @@ def measure(config: Config, task: Task, budget: float = BUDGET, quick: bool = Fa
     """Seconds per round of each candidate, the default first; with `quick` that one alone."""
     native = not quick and _has_native(task.model)
     started, table = time.perf_counter(), list[Measured]()
-    threads, many = torch.get_num_threads(), cores()
-    try:
-        for candidate in _candidates(task.model, table, many if config.cohort > 1 else 1, native):
-            if table and (quick or time.perf_counter() - started > budget):
-                break
-            if config.threads is not None:
-                candidate = replace(candidate, threads=config.threads)
-            if any(m.candidate == candidate for m in table):
-                continue
-            table.append(Measured(candidate, _seconds(config, task, candidate)))
-            yield table[-1]
-    finally:
-        torch.set_num_threads(threads)
+    for candidate in _candidates(task.model, table, cores() if config.cohort > 1 else 1, native):
+        if table and (quick or time.perf_counter() - started > budget):
+            break
+        if config.threads is not None:
+            candidate = replace(candidate, threads=config.threads)
+        if any(m.candidate == candidate for m in table):
+            continue
+        table.append(Measured(candidate, _seconds(config, task, candidate)))
+        yield table[-1]
 
 
 def _has_convolutions(model: nn.Module) -> bool:
@@ -156,32 +151,27 @@ def _candidates(model: nn.Module, table: list[Measured], many: int, native: bool
 
 
 def _seconds(config: Config, task: Task, candidate: Candidate) -> float:
-    """The time of a few steps of a few clients, per image, times the images of a round."""
-    quiet = replace(config, ranges=replace(config.ranges, learned=False), device="cpu")
-    training = Training(task, candidate.apply(quiet))
+    """Return the time of a few local steps of a few clients, per image, times the images of a round."""
+    quiet = candidate.apply(replace(config, ranges=replace(config.ranges, learned=False), device="cpu"))
     cohort = _probe(config, task, {"sequential": 1, "processes": cores()}.get(candidate.engine, 4))
-    training.state, training.table = State(trainable(task.model), {}), _some_steps(training)
-    state, table, step = training.state, training.table, training.client_step()
+    with computing(quiet):
+        computation = open_computation(task, quiet)
+        w, table = Trainable(trainable_weights(task.model)), _some_steps(computation.evaluator.plain)
+        step, given = computation.client_step(table), computation.given(table)
 
-    def once() -> float:
-        before = time.perf_counter()
-        for _ in training.engine.map_clients(client_update, step, state.w, table.steps, cohort):
-            pass
-        return time.perf_counter() - before
+        def once() -> float:
+            before = time.perf_counter()
+            for _ in computation.engine.map_clients(client_update, step, w, given, cohort):
+                pass
+            return time.perf_counter() - before
 
-    with convolution(candidate.convolution), _closing(training):
-        first = once()
-        seconds = first if first > _LONG else min(once(), once())
+        try:
+            first = once()
+            seconds = first if first > _LONG else min(once(), once())
+        finally:
+            computation.engine.close()
     mean = sum(len(index) for index in task.split) / len(task.split)
     return seconds / float(cohort.counts.sum()) * mean * config.client.epochs * min(config.cohort, len(task.split))
-
-
-@contextmanager
-def _closing(training: Training) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        training.engine.close()
 
 
 def _probe(config: Config, task: Task, size: int) -> Cohort:
@@ -193,9 +183,9 @@ def _probe(config: Config, task: Task, size: int) -> Cohort:
     return replace(cohort, index=cohort.index[:, :_STEPS], rows=cohort.rows[:, :_STEPS])
 
 
-def _some_steps(training: Training) -> StepTable:
-    """Steps of a likely size: what is measured is time."""
-    return StepTable({name: torch.full((7,), 0.05) for name in quantizers(training._prepared())})
+def _some_steps(prepared: nn.Module) -> StepTable:
+    """Make step sizes that are likely: what is measured is time."""
+    return StepTable({name: torch.full((7,), 0.05) for name in quantizers(prepared)})
 
 
 def _key(config: Config, task: Task) -> str:
@@ -211,7 +201,7 @@ def _key(config: Config, task: Task) -> str:
 def _remembered() -> Mapping[str, Any]:
     """The cache; a damaged one counts as empty and is written anew."""
     try:
-        found = read_json(cache.home() / FILE)
+        found = read_json(home() / FILE)
     except (AnybitError, OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -230,8 +220,8 @@ def _remember(key: str, chosen: Measured) -> None:
     """Kept if the folder can be written; a run does not fail for it."""
     entry = {**asdict(chosen.candidate), "seconds": chosen.seconds}
     try:
-        cache.home().mkdir(parents=True, exist_ok=True)
-        write_json(cache.home() / FILE, {**_remembered(), key: entry})
+        home().mkdir(parents=True, exist_ok=True)
+        write_json(home() / FILE, {**_remembered(), key: entry})
     except OSError:
         return
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -10,21 +10,62 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from anybit.config import EvaluationOptions, RangeOptions
+from anybit.config import Config, EvaluationOptions, RangeOptions
 from anybit.data.examples import Data
 from anybit.engines.base import Engine
 from anybit.engines.capture import Replayed
 from anybit.errors import ConfigError
 from anybit.federated.objective import PerExample
-from anybit.federated.variants import Steps, Variant
-from anybit.kernels import use_kernels
+from anybit.federated.variants import StepRule, Variant
+from anybit.kernels import has_kernels, use_kernels
 from anybit.quant.calibrate import activation_table, health_seen, layer_health, weight_table
 from anybit.quant.grid import FLOAT, SiteKinds, Width, rounding
 from anybit.quant.ranges import ActivationRule, RangeRule, StepTable
 from anybit.quant.sites import SiteOptions, bind, prepare, quantizers
 from anybit.randomness import generator
+from anybit.tensors import Tensors
+from anybit.training.task import Task
 
-Tensors = Mapping[str, Tensor]
+
+class StepFinder:
+    """Finds the step sizes of one set of weights, by any rule; activations are measured once for all of them."""
+
+    def __init__(self, evaluator: Evaluator, w: Tensors, trained: StepTable) -> None:
+        self.evaluator, self.w, self.trained = evaluator, w, trained
+
+    def table(self, rule: StepRule, sites: SiteKinds = "WA") -> StepTable:
+        """Return the step sizes by which the given sites are quantized.
+
+        Sites that the variant does not quantize while training have no training range: theirs are re-estimated.
+        """
+        if rule != "table" and rule != "rule":
+            return self.estimated(rule, sites)
+        table = self._by_rule() if rule == "rule" else self.trained
+        untrained: SiteKinds | None = {"W": "A", "A": "W"}.get(self.evaluator.variant.sites)  # type: ignore[assignment]
+        return table.merged(self.estimated("mse", untrained)) if untrained and untrained in sites else table
+
+    def _by_rule(self) -> StepTable:
+        variant = self.evaluator.variant
+        bits = [b for b in variant.bits if b != FLOAT]
+        if not bits:
+            raise ConfigError(f"variant '{variant.name}' trains at no bit-width from which the step rule could "
+                              "start: use steps 'mse', 'minmax' or 'cover'")
+        grids = {name: site.grid for name, site in quantizers(self.evaluator.plain).items()}
+        return self.trained.by_rule(min(bits), grids)
+
+    def estimated(self, rule: RangeRule, sites: SiteKinds) -> StepTable:
+        """Find step sizes now: of the weights by `rule`, of the activations by the run's own rule on training images."""
+        table = StepTable({})
+        if "W" in sites:
+            table = weight_table(self.evaluator.plain, self.w, rule, self.evaluator.sites.per_channel)
+        return table.merged(self._of_activations) if "A" in sites else table
+
+    @cached_property
+    def _of_activations(self) -> StepTable:
+        e, rule = self.evaluator, self.evaluator.ranges.activations
+        if e.activation_steps is not None:
+            return e.activation_steps(self.w, rule)
+        return activation_table(e.model, e.sites, self.w, e.images, rule)
 
 
 class Score(NamedTuple):
@@ -42,7 +83,7 @@ def calibration_images(data: Data, count: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Everything that stays the same between evaluations of one run."""
+    """Scores a model at any width: everything that stays the same between evaluations of one run."""
 
     model: nn.Module
     variant: Variant
@@ -65,38 +106,12 @@ class Evaluator:
     """Who computes the scores at the widths, where they are computed one by one."""
 
     def start_table(self, w: Tensors) -> StepTable:
-        """The steps fixed at the start of the training, of all weights and activations."""
-        return self._estimated(w, self.ranges.weights or self.variant.start, "WA")
+        """Find the step sizes fixed at the start of the training, of all weights and activations."""
+        return StepFinder(self, w, StepTable({})).estimated(self.ranges.weights or self.variant.start, "WA")
 
-    def table(self, w: Tensors, trained: StepTable, steps: Steps, sites: SiteKinds = "WA") -> StepTable:
-        """The steps by which the given sites of `w` are quantized; `trained` is the table of the training.
-
-        Sites that the variant does not quantize while training have no training range: theirs are re-estimated.
-        """
-        if steps != "table" and steps != "rule":
-            return self._estimated(w, steps, sites)
-        table = self._by_rule(trained) if steps == "rule" else trained
-        untrained: SiteKinds | None = {"W": "A", "A": "W"}.get(self.variant.sites)  # type: ignore[assignment]
-        return table.merged(self._estimated(w, "mse", untrained)) if untrained and untrained in sites else table
-
-    def _by_rule(self, trained: StepTable) -> StepTable:
-        bits = [b for b in self.variant.bits if b != FLOAT]
-        if not bits:
-            raise ConfigError(f"variant '{self.variant.name}' trains at no bit-width from which the step rule could "
-                              "start: use steps 'mse', 'minmax' or 'cover'")
-        grids = {name: site.grid for name, site in quantizers(self._plain).items()}
-        return trained.by_rule(min(bits), grids)
-
-    def _estimated(self, w: Tensors, rule: RangeRule, sites: SiteKinds) -> StepTable:
-        """Steps found now: of the weights by `rule`, of the activations by the run's own rule on training images."""
-        table = StepTable({})
-        if "W" in sites:
-            table = weight_table(self._plain, w, rule, self.sites.per_channel)
-        if "A" in sites:
-            own = self.ranges.activations
-            table = table.merged(self.activation_steps(w, own) if self.activation_steps else
-                                 activation_table(self.model, self.sites, w, self.images, own))
-        return table
+    def finder(self, w: Tensors, trained: StepTable) -> StepFinder:
+        """Find step sizes of `w` by any rule; `trained` is the table of the training."""
+        return StepFinder(self, w, trained)
 
     @torch.no_grad()
     def score(self, w: Tensors, table: StepTable, widths: Sequence[Width], on_the_way: bool = False) -> dict[str, Score]:
@@ -131,7 +146,7 @@ class Evaluator:
         return {}
 
     @cached_property
-    def _plain(self) -> nn.Module:
+    def plain(self) -> nn.Module:
         """The model with its sites, none of them rounded."""
         return prepare(self.model, options=self.sites).eval()
 
@@ -184,7 +199,7 @@ class Evaluator:
         return self.options.batch_size or (2500 if self.data.test.x.device.type == "cuda" else 250)
 
     @property
-    def own_steps(self) -> Steps:
+    def own_steps(self) -> StepRule:
         return self.ranges.evaluate or self.variant.evaluate
 
     def own(self, w: Tensors, trained: StepTable) -> dict[str, Any]:
@@ -192,29 +207,28 @@ class Evaluator:
         widths = [Width.of(self.variant.sites, b) for b in self.options.bits]
         table, lowest = self._own_table(w, trained), min(widths)
         width = torch.tensor(lowest, device=self.images.device)
-        seen = self._repeated("health", lambda: partial(health_seen, self._plain))
-        health = layer_health(seen(dict(w), dict(table.steps), self.images, width), lowest)
+        seen = self._repeated("health", lambda: partial(health_seen, self.plain))
+        health = layer_health(self.plain, seen(dict(w), dict(table.steps), self.images, width), lowest)
         scores = self.score(w, table, widths, on_the_way=True)
         return {"steps": self.own_steps, "scores": {name: score._asdict() for name, score in scores.items()},
                 "layers_at": str(lowest), "layers": {name: h._asdict() for name, h in health.items()}}
 
     def _own_table(self, w: Tensors, trained: StepTable) -> StepTable:
-        def find(w: Tensors, steps: Tensors) -> Tensors:
-            return self.table(w, StepTable(steps), self.own_steps, self.variant.sites).steps
+        def find(w: Tensors, trained: Tensors) -> Tensors:
+            return self.finder(w, StepTable(trained)).table(self.own_steps, self.variant.sites).steps
 
-        # Trained steps are at hand, and what activations are like is looked at on the host, too.
+        # Trained step sizes are at hand, and what activations are like is looked at on the host, too.
         if self.own_steps in ("table", "rule") or self.variant.sites != "W":
             return StepTable(find(w, trained.steps))
         return StepTable(self._repeated("steps", lambda: find)(dict(w), dict(trained.steps)))
 
-    def grid(self, w: Tensors, trained: StepTable,
-             done: Callable[[int, int], None] = lambda parts, of: None) -> dict[str, Any]:
-        """All widths × step rules: {steps: {width: score}}, of the variant's own sites and of those asked for."""
+    def grid(self, finder: StepFinder, done: Callable[[int, int], None] = lambda parts, of: None) -> dict[str, Any]:
+        """Score all widths × step rules: {rule: {width: score}}, of the variant's own sites and of those asked for."""
         kinds = dict.fromkeys([self.variant.sites, *self.options.sites])
         widths = list(dict.fromkeys(Width.of(sites, b) for sites in kinds for b in self.options.bits))
-        rules, grid = self.grid_steps(), dict[str, Any]()
-        for i, steps in enumerate(rules, 1):
-            grid[steps] = {name: s._asdict() for name, s in self.score(w, self.table(w, trained, steps), widths).items()}
+        rules, grid = self.grid_rules(), dict[str, Any]()
+        for i, rule in enumerate(rules, 1):
+            grid[rule] = {name: s._asdict() for name, s in self.score(finder.w, finder.table(rule), widths).items()}
             done(i, len(rules))
         return grid
 
@@ -223,8 +237,26 @@ class Evaluator:
         pairs = [Width(weights, activations) for weights in self.options.bits for activations in self.options.bits]
         return {name: score._asdict() for name, score in self.score(w, table, pairs).items()}
 
-    def grid_steps(self) -> list[Steps]:
+    def grid_rules(self) -> list[StepRule]:
         """The step rules that make sense for the variant: one that trains in full precision has no table of its own."""
         quantized = any(b != FLOAT for b in self.variant.bits)
-        wanted: list[Steps] = [self.own_steps, *self.options.steps]
+        wanted: list[StepRule] = [self.own_steps, *self.options.steps]
         return [s for s in dict.fromkeys(wanted) if quantized or s not in ("table", "rule")]
+
+
+CHANNELS_LAST = ("channels-last", "native")
+"""Evaluation has no native kernels: the next best where those are chosen is the library with the channel last in memory."""
+
+
+def build_evaluator(task: Task, config: Config, engine: Engine = Engine()) -> Evaluator:
+    """Make the evaluator of a task, on the device where its data are."""
+    device, precision = task.data.test.x.device, config.compute.precision
+    images = calibration_images(task.data, config.ranges.calibration_images, config.seed)
+    return Evaluator(task.model, task.variant, config.sites, config.ranges, config.evaluation, task.data, images, task.loss,
+                     task.metric, uses_kernels(device, config), precision == "bf16", engine=engine,
+                     channels_last=device.type == "cpu" and config.compute.convolution in CHANNELS_LAST)
+
+
+def uses_kernels(device: torch.device, config: Config) -> bool:
+    """Whether the GPU's kernels may stand in for the library's: not where exact products are asked for."""
+    return device.type == "cuda" and config.compute.precision != "fp32" and has_kernels()

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from anybit.federated.algorithm import State
+from anybit.federated.state import State
 from anybit.quant.ranges import StepTable
-from anybit.training.run_folder import Checkpoint, RunFolder
+from anybit.training.checkpoint import Checkpoint
+from anybit.training.run_folder import RunFolder
 
 
 class Follower(RunFolder):

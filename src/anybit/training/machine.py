@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from anybit.config import Config, Convolution, EngineName, Precision
+from anybit.config import Config, EngineName
 from anybit.engines.base import Engine
 from anybit.engines.processes import Processes
 from anybit.engines.ranks import Ranks, world
@@ -61,22 +61,26 @@ def _local_engine(config: Config, device: torch.device) -> Engine:
     return Stacked(chunk, compiled=on_gpu and compiled, captured=on_gpu)
 
 
-def set_precision(precision: Precision) -> None:
-    """Let a GPU's matrix units take float32 as TF32 (10 bits of mantissa), unless exact products are asked for."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
-
-
-def use_threads(threads: int | None) -> None:
-    """How many threads this process computes with; none: as many as it has."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-
-
 @contextmanager
-def convolution(backend: Convolution | None) -> Iterator[None]:
-    """Convolutions on a CPU with or without oneDNN; channels-last is up to whoever lays out the tensors."""
-    before, *_ = torch.backends.mkldnn.set_flags(backend != "no-onednn", _fp32_precision=None)  # type: ignore[no-untyped-call]
+def computing(config: Config) -> Iterator[None]:
+    """Set what belongs to the whole process as a run wants it, for as long as it computes: threads, precision, kernels.
+
+    TF32 (10 bits of mantissa) lets a GPU's matrix units take float32, unless exact products are asked for. Convolutions
+    on a CPU go with or without oneDNN; channels-last is up to whoever lays out the tensors.
+    """
+    threads, matmul, cudnn = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    one_dnn, *_ = _set_one_dnn(config.compute.convolution != "no-onednn")
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.compute.precision != "fp32"
     try:
         yield
     finally:
-        torch.backends.mkldnn.set_flags(before, _fp32_precision=None)  # type: ignore[no-untyped-call]
+        _set_one_dnn(one_dnn)
+        torch.set_num_threads(threads)
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+
+
+def _set_one_dnn(on: bool) -> tuple[bool, ...]:
+    before: tuple[bool, ...] = torch.backends.mkldnn.set_flags(on, _fp32_precision=None)  # type: ignore[no-untyped-call]
+    return before

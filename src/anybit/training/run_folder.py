@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anybit.errors import ModelError, RunError
-from anybit.federated.algorithm import State
-from anybit.files.bounded import bounded, read_bytes, writing
-from anybit.files.safetensors import load, read_json, save, stale, sync_folder, write_bytes, write_json
+from anybit.config import Config
+from anybit.errors import ConfigError, RunError
+from anybit.federated.state import State
+from anybit.files.reading import bounded, read_bytes, read_json
+from anybit.files.safetensors import load, save
+from anybit.files.schema import read
+from anybit.files.writing import stale, sync_folder, write_bytes, write_json, writing
 from anybit.quant.ranges import StepTable
+from anybit.tensors import Tensors, moved
+from anybit.training.checkpoint import Checkpoint, named
 from anybit.training.records import checked_evaluation
 
 KEEP_CHECKPOINTS = 2
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """The state after `round` rounds, and how long the metrics were then."""
-
-    round: int
-    state: State
-    table: StepTable
-    metrics_bytes: int
 
 
 def _no_link(path: str, flags: int) -> int:
@@ -98,7 +92,16 @@ class RunFolder:
         return RunFolder(path)
 
     def config(self) -> Any:
+        """Read the config as it is stored."""
         return read_json(self.file("config.json"))
+
+    def stored_config(self) -> Config:
+        """Read the config as an object."""
+        try:
+            config: Config = read(Config, self.config())
+            return config
+        except ConfigError as error:
+            raise RunError(f"{self.file('config.json')}: {error}") from None
 
     @property
     def finished(self) -> bool:
@@ -184,9 +187,7 @@ class RunFolder:
             os.fsync(metrics.fileno())
             length = metrics.tell()
         sync_folder(self.path)
-        tensors = {**{f"w/{n}": t for n, t in state.w.items()}, **{f"optimizer/{n}": t for n, t in state.optimizer.items()},
-                   **{f"table/{n}": t for n, t in table.steps.items()}}
-        save(path, tensors, {"round": str(round), "metrics_bytes": str(length), "config": self.config_digest()})
+        save(path, named(state, table), {"round": str(round), "metrics_bytes": str(length), "config": self.config_digest()})
 
     def checkpoints(self) -> list[Path]:
         """Oldest first."""
@@ -201,13 +202,11 @@ class RunFolder:
     def load_checkpoint(self, path: Path, device: torch.device) -> Checkpoint:
         try:
             tensors, metadata = load(path)
-            parts: dict[str, dict[str, Tensor]] = {"w": {}, "optimizer": {}, "table": {}}
-            for name, tensor in tensors.items():
-                part, _, rest = name.partition("/")
-                parts[part][rest] = tensor.to(device)
-            round, length, digest = int(metadata["round"]), int(metadata["metrics_bytes"]), metadata["config"]
-            if round != self.round_of(path) or length < 0:
-                raise ValueError(f"it says round {round}, {length} bytes of metrics")
+            length, digest = int(metadata["metrics_bytes"]), metadata["config"]
+            checkpoint = Checkpoint(path, int(metadata["round"]), moved(tensors, device), length)
+            checkpoint.check()
+            if checkpoint.round != self.round_of(path) or length < 0:
+                raise ValueError(f"it says round {checkpoint.round}, {length} bytes of metrics")
         except (KeyError, ValueError, RunError) as error:
             older = [p for p in self.checkpoints() if p != path]
             fix = f"delete it to resume from {older[-1].name}" if older else "delete it to start again from round 0"
@@ -215,7 +214,12 @@ class RunFolder:
         if digest != self.config_digest():
             raise RunError(f"{self.file('config.json')} is not the config that {path.name} was trained with: restore it, "
                            "or start a new run")
-        return Checkpoint(round, State(parts["w"], parts["optimizer"]), StepTable(parts["table"]), length)
+        return checkpoint
+
+    def newest_checkpoint(self, device: torch.device) -> Checkpoint | None:
+        """Read the newest checkpoint; none if there is none yet."""
+        checkpoints = self.checkpoints()
+        return self.load_checkpoint(checkpoints[-1], device) if checkpoints else None
 
     def config_digest(self) -> str:
         """Of the config as stored, so that a run is never resumed with another one."""
@@ -235,7 +239,7 @@ class RunFolder:
             raise RunError(f"{self.file('split.safetensors')} is damaged (its sizes are not those of its examples)")
         return np.split(every, np.cumsum(sizes)[:-1])
 
-    def save_result(self, w: Mapping[str, Tensor], table: StepTable, evaluation: Mapping[str, Any]) -> None:
+    def save_result(self, w: Tensors, table: StepTable, evaluation: Mapping[str, Any]) -> None:
         """The trained model, its steps and the final evaluation; the evaluation last, as the sign of completeness."""
         with self._writing("model.safetensors"):
             save(self.file("model.safetensors"), w, {"format": "pt"})
@@ -272,15 +276,6 @@ class RunFolder:
         except RunError as error:
             anew = f"; delete it, and 'anybit resume {self.path}' makes it anew from {self.checkpoints()[-1].name}"
             raise RunError(f"{error}{anew if self.file(name).exists() and self.checkpoints() else ''}") from None
-
-
-def fitting(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """What a checkpoint holds, in the order of what the model needs; both must be the same names, shapes and types."""
-    for name in {**wanted, **found}:
-        ours, theirs = wanted.get(name), found.get(name)
-        if ours is None or theirs is None or (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
-            raise ModelError(f"{path} does not fit the model ('{name}' differs): was the model changed?")
-    return {name: found[name] for name in wanted}
 
 
 def _foreign(path: Path) -> str | None:

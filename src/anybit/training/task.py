@@ -1,12 +1,13 @@
-"""What a training takes and gives: the task, whoever watches, the result."""
+"""What a training takes and gives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from anybit.data.examples import Data
@@ -17,7 +18,7 @@ from anybit.quant.ranges import StepTable
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained: the objects behind a config."""
+    """The objects behind a config."""
 
     model: nn.Module
     variant: Variant
@@ -26,31 +27,14 @@ class Task:
     loss: PerExample = cross_entropy
     metric: PerExample = accuracy
 
-
-@dataclass
-class Progress:
-    """What happened in a round, for whoever watches."""
-
-    round: int
-    rounds: int
-    loss: float
-    evaluation: dict[str, Any] | None
-    seconds: float
-
-
-@dataclass
-class Watch:
-    """How the outside follows and stops a run."""
-
-    on_round: Callable[[Progress], None] = lambda progress: None
-    on_message: Callable[[str], None] = lambda text: None
-    stop: bool = field(default=False)
-    """Set to end the run after the current round, with a checkpoint."""
+    def to(self, device: torch.device) -> Task:
+        """Bring the model and the data to a device."""
+        return replace(self, model=self.model.to(device), data=self.data.to(device))
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run gives."""
+    """The end of a training."""
 
     w: dict[str, Tensor]
     table: StepTable

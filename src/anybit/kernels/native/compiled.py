@@ -16,10 +16,9 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from anybit.data import cache
 from anybit.errors import ConfigError
-from anybit.files.bounded import read_bytes
-from anybit.files.safetensors import write_bytes
+from anybit.files.reading import read_bytes
+from anybit.files.writing import home, write_bytes
 
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
@@ -81,7 +80,7 @@ def _fingerprint() -> str:
 
 
 def _folder() -> Path:
-    return cache.home() / "native"
+    return home() / "native"
 
 
 def _kept(name: str) -> ctypes.CDLL | None:

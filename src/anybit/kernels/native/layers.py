@@ -8,12 +8,14 @@ from anybit.kernels import is_plain
 from anybit.kernels.native.compiled import library
 from anybit.kernels.native.operations import conv2d, group_norm, max_pool2d, on_grid, subsample, uniform
 from anybit.layers import GroupNormReLU, Subsample
-from anybit.quant.sites import KeyedDropout, Quantizer
+from anybit.quant.modules import KeyedDropout, Quantizer, as_it_was, put_in_place
 
 
 def use_native(model: nn.Module) -> None:
     """Let a prepared model's square convolutions, norms, pools, quantizers and draws compute natively; nothing else."""
     library()
+    _join_pools(model)
+    put_in_place(model, _native)
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d) and is_plain(layer):
             layer.kernel = conv2d  # type: ignore[assignment]
@@ -25,12 +27,30 @@ def use_native(model: nn.Module) -> None:
             layer.kernel, layer.uniform = on_grid, uniform
         elif isinstance(layer, KeyedDropout):
             layer.uniform = uniform
-        elif type(layer) is nn.GroupNorm and layer.affine:
-            layer.__class__ = _GroupNorm
-        elif type(layer) is nn.MaxPool2d and _is_simple(layer):
-            layer.__class__ = _MaxPool2d
-        elif type(layer) is nn.Sequential:
-            layer.__class__ = _Sequential
+
+
+def _native(layer: nn.Module) -> nn.Module | None:
+    """Make what takes the place of a layer; none: nothing does."""
+    if type(layer) is nn.GroupNorm and layer.affine:
+        return as_it_was(NativeGroupNorm(layer), layer)
+    if type(layer) is nn.MaxPool2d and _is_simple(layer):
+        return as_it_was(NativeMaxPool2d(layer), layer)
+    return None
+
+
+def _join_pools(model: nn.Module) -> None:
+    """Leave a ReLU that a pool follows to the pool, which has a quarter of the values left.
+
+    Only in a chain of nn.Sequential that is always called whole: the model itself, and chains inside it.
+    """
+    if type(model) is not nn.Sequential:
+        return
+    layers = list(model)
+    for i, (before, layer, after) in enumerate(zip([None, *layers], layers, [*layers[1:], None], strict=False)):
+        if type(layer) is nn.Sequential:
+            _join_pools(layer)
+        elif type(after) is nn.MaxPool2d and _is_simple(after) and _joins(before, layer, after):
+            model[i], model[i + 1] = nn.Identity(), as_it_was(NativeMaxPool2d(after, relu=True), after)
 
 
 def _is_simple(layer: nn.MaxPool2d) -> bool:
@@ -45,33 +65,31 @@ def _side(size: int | tuple[int, ...]) -> int:
     return size if isinstance(size, int) else max(size)
 
 
-class _GroupNorm(nn.GroupNorm):
+class NativeGroupNorm(nn.GroupNorm):
+    """A GroupNorm with the parameters of another."""
+
+    def __init__(self, like: nn.GroupNorm) -> None:
+        super().__init__(like.num_groups, like.num_channels, like.eps, device="meta")
+        self.weight, self.bias = like.weight, like.bias
+
     def forward(self, x: Tensor) -> Tensor:
         return group_norm(x, None, self.weight, self.bias, self.num_groups, self.eps, relu=False)
 
 
-class _MaxPool2d(nn.MaxPool2d):
-    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
-        return max_pool2d(x, _side(self.kernel_size), _side(self.stride), relu)
+class NativeMaxPool2d(nn.Module):
+    """A square max pool, perhaps with a ReLU before it."""
 
-
-class _Sequential(nn.Sequential):
-    """A ReLU that a pool follows is left to the pool, which has a quarter of the values left."""
+    def __init__(self, like: nn.MaxPool2d, relu: bool = False) -> None:
+        super().__init__()
+        self.size, self.stride, self.relu = _side(like.kernel_size), _side(like.stride), relu
 
     def forward(self, x: Tensor) -> Tensor:
-        layers, fused = list(self), False
-        for before, layer, after in zip([None, *layers], layers, [*layers[1:], None], strict=False):
-            if _joins(before, layer, after):
-                fused = True
-            else:
-                x = layer(x, relu=True) if fused else layer(x)
-                fused = False
-        return x
+        return max_pool2d(x, self.size, self.stride, self.relu)
 
 
-def _joins(before: nn.Module | None, layer: nn.Module, after: nn.Module | None) -> bool:
+def _joins(before: nn.Module | None, layer: nn.Module, after: nn.Module) -> bool:
     """Whether a layer is a ReLU whose result nobody but the pool sees: nor its input, if that is overwritten."""
-    if type(layer) is not nn.ReLU or type(after) is not _MaxPool2d:
+    if type(layer) is not nn.ReLU:
         return False
     watched = any((m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks) != ({},) * 4
                   for m in (layer, after))

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from anybit.kernels.native.compiled import library
-from anybit.quant import single_client as alone
+from anybit.quant import single_client
 
 
 def fits(*tensors: Tensor | None) -> bool:
@@ -208,7 +208,7 @@ def _grid_sizes(channels: int, size: int, low: float, high: float) -> Any:
 def on_grid(x: Tensor, step: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
     """(Q(x), ∂Q/∂x) with a step for all of x or one per first index: the bits of the library's operations, in one pass."""
     if not fits(x, step) or not (x.is_contiguous() or (step.dim() == 0 and _is_image_last(x))):
-        return alone.on_grid(x, step, low, high)
+        return single_client.on_grid(x, step, low, high)
     y, inside, step = torch.empty_like(x), torch.empty_like(x), step.contiguous()
     _call("round_forward", x, step, y, inside, sizes=_grid_sizes(step.numel(), x.numel() // step.numel(), low, high))
     return y, inside

@@ -1,12 +1,12 @@
-"""Files from elsewhere and disks that fail: what is read is bounded, what cannot be written is said in one line."""
+"""Reading files from elsewhere: bounded in size and nesting, and whatever is wrong said in one line."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import date, time
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,6 @@ TEXT_LIMIT = 64 << 20
 """Bytes of a JSON or TOML file: parsed, it takes up to thirty times as much memory."""
 NESTING = 50
 """Tables in tables: more than any file of anybit has, and far from Python's own limit."""
-
-
-@contextmanager
-def writing(path: Path, fix: str) -> Iterator[None]:
-    """What the disk refuses (full, read-only, broken), as one line that names the file and the way on."""
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"{path} cannot be written ({error.strerror or error}): {fix}") from None
 
 
 def _regular(path: str, flags: int) -> int:
@@ -49,6 +40,15 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
         raise RunError(f"{path} does not exist") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error})") from None
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file, or a RunError that says what is wrong with it."""
+    content = read_bytes(path, TEXT_LIMIT)
+    try:
+        return bounded(json.loads(content))
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is not readable as JSON ({error})") from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -1,0 +1,62 @@
+"""Writing files whole or not at all, and saying in one line what a disk refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from anybit.errors import RunError
+
+
+def home() -> Path:
+    """Return the folder for what outlasts a run: prepared data sets, compiled kernels, measured engines."""
+    given = os.environ.get("ANYBIT_DATA")
+    return Path(given) if given else Path.home() / ".cache" / "anybit"
+
+
+@contextmanager
+def writing(path: Path, fix: str) -> Iterator[None]:
+    """What the disk refuses (full, read-only, broken), as one line that names the file and the way on."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{path} cannot be written ({error.strerror or error}): {fix}") from None
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a whole file or nothing: temporary file in the same folder, sync, rename."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+        sync_folder(path.parent)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(path: Path) -> None:
+    """Make new names in a folder survive a power cut: a file's own sync does not."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def stale(folder: Path) -> list[Path]:
+    """The temporary files of writers that were killed."""
+    return [p for p in folder.glob(".*.????????") if p.is_file()]
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())

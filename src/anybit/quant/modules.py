@@ -1,0 +1,196 @@
+"""The modules of a prepared model: quantizers, layers that compute through them, keyed dropout."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from anybit.quant.grid import BITS, FLOAT, Grid, GridName, Transform, Width, limits
+from anybit.randomness import uniform
+
+Kind = Literal["weights", "activations"]
+RoundingKernel = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
+"""(x, Δ, low, high) → (Q(x), ∂Q/∂x)."""
+Draws = Callable[[Tensor, Tensor, int, Sequence[int]], Tensor]
+"""(key, local step, number of the site, shape) → U[0, 1)."""
+
+
+@dataclass(frozen=True)
+class Observer:
+    """A statistic of what passes a site: folded over calls as fold(so far, x, rows, grid), from `initial`."""
+
+    initial: Tensor
+    fold: Callable[[Tensor, Tensor, Tensor, Grid], Tensor]
+
+
+class Quantizer(nn.Module):
+    """One site. A step size of 0 means 32 bits: the tensor passes unchanged."""
+
+    step: Tensor
+    low: Tensor
+    high: Tensor
+    key: Tensor
+    count: Tensor
+    rows: Tensor
+    observed: Tensor
+    kernel: RoundingKernel | None = None
+    """In place of the library's operations, for a client alone."""
+    uniform: Draws = staticmethod(uniform)
+
+    def __init__(self, kind: Kind, number: int, grid: GridName, transform: Transform | None, own_bits: int | None = None,
+                 kept: bool = False) -> None:
+        """Make a site; own_bits: its bits whenever the model is quantized · kept: it never is."""
+        super().__init__()
+        self.kind, self.number, self.grid, self.transform = kind, number, grid, None if kept else transform
+        self.own_bits, self.kept = own_bits, kept
+        self.observer: Observer | None = None
+        self.shortcut: Callable[[Tensor], Tensor] | None = None
+        """Does all of the site's work, where that is known before the tensor is seen (see single_client.py)."""
+        for name in ("step", "low", "high", "observed"):
+            self.register_buffer(name, torch.zeros(()), persistent=False)
+        for name in ("key", "count"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_buffer("rows", torch.ones(1), persistent=False)
+
+    def bits_at(self, width: Width) -> int:
+        """Return the site's bits when the model has `width`; 32: it is not quantized."""
+        bits = width.weights if self.kind == "weights" else width.activations
+        return FLOAT if bits == FLOAT or self.kept else self.own_bits or bits
+
+    def bits_in(self, width: Tensor) -> Tensor:
+        """Return the same for a width in tensors, as every client of a vmapped cohort has its own.
+
+        A kept site transforms nothing: only observers see the bits that it would have.
+        """
+        bits = width[0 if self.kind == "weights" else 1]
+        return bits if self.own_bits is None else torch.where(bits == FLOAT, bits, self.own_bits)
+
+    def grid_at(self, width: Width, steps: Tensor) -> Grid:
+        """Return the grid of a site that `width` quantizes; `steps`: its step sizes at all of BITS."""
+        bits = self.bits_at(width)
+        return Grid(steps[BITS.index(bits)], *limits(torch.tensor(bits), self.grid))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.shortcut is not None:
+            return self.shortcut(x)
+        if self.transform is None and self.observer is None:
+            return x
+        grid = Grid(torch.where(self.step > 0, self.step, 1.0), self.low, self.high)
+        if self.observer is not None:
+            self.observed = self.observer.fold(self.observed, x, self._rows_of(x), grid)
+        if self.transform is None:
+            return x
+        y = self.transform(x, grid, partial(self.draw, x.shape))
+        return torch.where(self.step > 0, y, x)
+
+    def draw(self, shape: Sequence[int]) -> Tensor:
+        """Draw from U[0, 1), afresh at every local step."""
+        return self.uniform(self.key, self.count, self.number, shape)
+
+    def _rows_of(self, x: Tensor) -> Tensor:
+        """Return the row mask in x's first dimension, also when the model folded another dimension into the batch."""
+        if self.kind == "weights" or x.shape[0] == self.rows.shape[0]:
+            return self.rows if self.kind == "activations" else torch.ones(x.shape[0], device=x.device)
+        return self.rows.repeat_interleave(x.shape[0] // self.rows.shape[0])
+
+
+class KeyedDropout(nn.Module):
+    """Dropout whose mask is a keyed draw: the same in every engine and after a resume."""
+
+    key: Tensor
+    count: Tensor
+    uniform: Draws = staticmethod(uniform)
+
+    def __init__(self, p: float, number: int, channels: bool = False) -> None:
+        super().__init__()
+        self.p, self.number, self.channels = p, number, channels
+        for name in ("key", "count"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.channels else x.shape
+        keep = self.uniform(self.key, self.count, self.number, shape) >= self.p
+        return x * keep / (1 - self.p)
+
+
+class Quantized(nn.Module):
+    """Mixed in front of a layer class: the layer sees its input and its weight through two quantizers."""
+
+    weight: Tensor
+    bias: Tensor | None
+    weight_quantizer: Quantizer
+    input_quantizer: Quantizer
+    input_dropout: nn.Module
+    kernel: Callable[[Tensor, Tensor, Tensor | None, int, int], Tensor] | None = None
+    """x ∗ w + bias with stride and padding, in place of the library's convolution."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.input_quantizer(self.input_dropout(x))
+        return self._apply_layer(x, self.weight_quantizer(self.weight))
+
+    def _apply_layer(self, x: Tensor, weight: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def _conv(self: Any, x: Tensor, weight: Tensor) -> Tensor:
+    if self.kernel is None:
+        return cast(Tensor, self._conv_forward(x, weight, self.bias))
+    return cast(Tensor, self.kernel(x, weight, self.bias, self.stride[0], self.padding[0]))
+
+
+def _transposed(functional: Callable[..., Tensor]) -> Callable[[Any, Tensor, Tensor], Tensor]:
+    def layer(self: Any, x: Tensor, weight: Tensor) -> Tensor:
+        return functional(x, weight, self.bias, self.stride, self.padding, self.output_padding, self.groups,
+                          self.dilation)
+    return layer
+
+
+LAYERS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], Tensor]] = {
+    nn.Linear: lambda self, x, weight: F.linear(x, weight, self.bias),
+    nn.Conv1d: _conv, nn.Conv2d: _conv, nn.Conv3d: _conv,
+    nn.ConvTranspose1d: _transposed(F.conv_transpose1d),
+    nn.ConvTranspose2d: _transposed(F.conv_transpose2d),
+    nn.ConvTranspose3d: _transposed(F.conv_transpose3d),
+}
+"""The layers whose weight and input are sites, and what each computes."""
+
+_QUANTIZED = {kind: type(f"Quantized{kind.__name__}", (Quantized, kind), {"_apply_layer": apply})
+              for kind, apply in LAYERS.items()}
+
+
+def quantized_layer(layer: nn.Module, weight: Quantizer, activation: Quantizer, dropout: nn.Module) -> nn.Module:
+    """Make a layer with the settings and parameters of `layer` that computes through the given modules."""
+    kind = type(layer)
+    like: Any = layer
+    settings = {name: getattr(like, name) for name in inspect.signature(kind).parameters
+                if name not in ("bias", "device", "dtype")}
+    new: Any = _QUANTIZED[kind](**settings, bias=like.bias is not None, device="meta")
+    new.weight, new.bias = like.weight, like.bias
+    new.weight_quantizer, new.input_quantizer, new.input_dropout = weight, activation, dropout
+    return as_it_was(new, like)
+
+
+def as_it_was(new: nn.Module, old: nn.Module) -> nn.Module:
+    """Give a module the mode, the hooks and whatever else was put on the one whose place it takes."""
+    new.training = old.training
+    for name, value in vars(old).items():
+        if name not in vars(new) or "hooks" in name:
+            setattr(new, name, value)
+    return new
+
+
+def put_in_place(model: nn.Module, instead: Callable[[nn.Module], nn.Module | None]) -> None:
+    """Put instead(module) in the place of every module for which there is one, wherever it is used."""
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and (new := instead(child)) is not None:
+                parent._modules[name] = new

@@ -1,0 +1,124 @@
+"""Who follows a training: checkpoints, logs, evaluations on the way, and whatever a user wants to be told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from anybit.errors import RunError
+from anybit.federated.state import learned_table
+
+if TYPE_CHECKING:
+    from anybit.training.loop import Training
+
+
+@dataclass
+class Progress:
+    """A round that is over."""
+
+    round: int
+    rounds: int
+    loss: float
+    evaluation: dict[str, Any] | None = None
+    """The server model at the variant's own widths, in the rounds in which it was evaluated."""
+    seconds: float = 0.0
+
+
+class Callback:
+    """Is told what happens in a training; a user's logger is one, and overrides what it wants to hear."""
+
+    def after_round(self, training: Training, progress: Progress) -> None:
+        """Hear of a round that is over, in the order in which the callbacks are listed."""
+
+    def on_stop(self, training: Training) -> None:
+        """Hear that the training ends after this round because it was asked to."""
+
+
+@dataclass
+class Watch:
+    """How the outside hears of a run, and stops it."""
+
+    on_message: Callable[[str], None] = lambda text: None
+    stop: bool = field(default=False)
+    """Set to end the run after the current round, with a checkpoint."""
+
+
+@dataclass(frozen=True)
+class EachRound(Callback):
+    """Calls a function after every round."""
+
+    function: Callable[[Progress], None]
+
+    def after_round(self, training: Training, progress: Progress) -> None:
+        self.function(progress)
+
+
+class Evaluations(Callback):
+    """Evaluates the server model every so many rounds, and after the last."""
+
+    def after_round(self, training: Training, progress: Progress) -> None:
+        every = training.config.evaluation.every
+        if training.computation.engine.leads and (training.ended or training.round % every == 0):
+            progress.evaluation = self._evaluated(training)
+
+    def _evaluated(self, training: Training) -> dict[str, Any]:
+        """Evaluate; where a cohort fills the device to the brim, in its place."""
+        state, evaluator = training.state, training.computation.evaluator
+        table = learned_table(training.table, state.log_steps.by_site())
+        try:
+            return evaluator.own(state.w, table)
+        except torch.OutOfMemoryError:
+            pass  # and out of this block, which holds on to what was allocated before the error
+        training.release()
+        return evaluator.own(state.w, table)
+
+
+class Metrics(Callback):
+    """Keeps one entry per round: {round, loss[, evaluation]}."""
+
+    def after_round(self, training: Training, progress: Progress) -> None:
+        entry = {"round": progress.round, "loss": progress.loss,
+                 **({"evaluation": progress.evaluation} if progress.evaluation else {})}
+        training.metrics.append(entry)
+        if training.folder:
+            training.folder.append("metrics", entry)
+
+
+class Times(Callback):
+    """Keeps the seconds of every round, in a file of its own: they are no part of the result."""
+
+    def __init__(self) -> None:
+        self.kept = True
+
+    def after_round(self, training: Training, progress: Progress) -> None:
+        progress.seconds = (time.perf_counter() - training.round_started) / training.runs_together
+        if training.folder and self.kept:
+            try:
+                training.folder.append("timing", {"round": progress.round, "seconds": progress.seconds})
+            except RunError as error:
+                self.kept = False
+                training.watch.on_message(f"warning: no more times are kept ({error})")
+
+
+class Checkpoints(Callback):
+    """Writes the state every so many rounds, after the last, and when the training is stopped."""
+
+    def __init__(self) -> None:
+        self.newest = 0
+
+    def after_round(self, training: Training, progress: Progress) -> None:
+        if training.ended or training.round % training.config.checkpoint_every == 0:
+            self._write(training)
+
+    def on_stop(self, training: Training) -> None:
+        if self.newest != training.round:
+            self._write(training)
+
+    def _write(self, training: Training) -> None:
+        if training.folder:
+            training.folder.save_checkpoint(training.round, training.state, training.table)
+        self.newest = training.round

@@ -1,0 +1,95 @@
+"""A checkpoint: the state of a training after some rounds, as named tensors in one file.
+
+w/<parameter>  w/log_step/<site>  optimizer/…  average/<parameter>  table/<site>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from anybit.errors import ModelError
+from anybit.federated.state import State, learned_table
+from anybit.quant.ranges import StepTable
+
+_SLOTS = ("w", "optimizer", "average", "table")
+_LEARNED = "log_step"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state after `round` rounds, and how long the metrics were then."""
+
+    path: Path
+    round: int
+    tensors: Mapping[str, Tensor]
+    metrics_bytes: int
+
+    def restored(self, state: State, table: StepTable) -> tuple[State, StepTable]:
+        """Return what was kept, in the form and order of `state` and `table`: sums must add up in the same order as before.
+
+        The file must have the same names, shapes and types as these.
+        """
+        wanted = named(state, table)
+        for name in {**wanted, **self.tensors}:
+            ours, theirs = wanted.get(name), self.tensors.get(name)
+            if ours is None or theirs is None or (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+                raise ModelError(f"{self.path} does not fit the model ('{name.partition('/')[2]}' differs): was the model "
+                                 "changed?")
+        slots = {slot: _rebuilt(part, slot, self.tensors) for slot, part in _slots(state, table).items()}
+        w, log_steps = state.trainable.from_names(slots["w"])
+        return State(w, log_steps, slots["optimizer"], slots["average"]), StepTable(slots["table"])
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the server's weights."""
+        return {name: tensor for name, tensor in self._slot("w").items() if not name.partition("/")[2]}
+
+    def table(self) -> StepTable:
+        """Return the table of the training, with learned step sizes in it."""
+        learned = {site: tensor for name, tensor in self._slot("w").items() if (site := name.partition("/")[2])}
+        return learned_table(StepTable(self._slot("table")), learned)
+
+    def _slot(self, slot: str) -> dict[str, Tensor]:
+        parts = ((name.partition("/"), tensor) for name, tensor in self.tensors.items())
+        return {rest: tensor for (first, _, rest), tensor in parts if first == slot}
+
+    def check(self) -> None:
+        """Raise for a tensor that belongs to nothing."""
+        for name in self.tensors:
+            slot, _, rest = name.partition("/")
+            first, below, _ = rest.partition("/")
+            if slot not in _SLOTS or (slot == "w" and below and first != _LEARNED):
+                raise KeyError(name)
+
+
+def named(state: State, table: StepTable) -> dict[str, Tensor]:
+    """Return all tensors of a training under the names that its checkpoints give them."""
+    return {name: leaf for slot, part in _slots(state, table).items() for name, leaf in _leaves(part, slot).items()}
+
+
+def _slots(state: State, table: StepTable) -> dict[str, Any]:
+    return dict(zip(_SLOTS, (state.trainable.named(), state.optimizer, state.average, dict(table.steps)), strict=True))
+
+
+def _branches(tree: Any) -> dict[str, Any]:
+    """Return what lies one level below, by name: entries of a dict, fields of a named tuple."""
+    return tree if isinstance(tree, dict) else tree._asdict() if tree else {}
+
+
+def _leaves(tree: Any, name: str) -> dict[str, Tensor]:
+    """List the tensors of a tree as {name/below/…: tensor}."""
+    if isinstance(tree, Tensor):
+        return {name: tree}
+    return {path: leaf for key, part in _branches(tree).items() for path, leaf in _leaves(part, f"{name}/{key}").items()}
+
+
+def _rebuilt(tree: Any, name: str, tensors: Mapping[str, Tensor]) -> Any:
+    """Build a tree of the same form from its named tensors."""
+    if isinstance(tree, Tensor):
+        return tensors[name]
+    parts = {key: _rebuilt(part, f"{name}/{key}", tensors) for key, part in _branches(tree).items()}
+    return parts if isinstance(tree, dict) else type(tree)(**parts)

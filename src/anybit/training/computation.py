@@ -1,0 +1,160 @@
+"""What a training computes with: the task on its device, an engine, an evaluator, the server's optimizer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anybit.config import Config
+from anybit.engines.base import Engine
+from anybit.engines.ranks import own_device
+from anybit.federated.algorithm import (
+    ClientStep,
+    LocalStep,
+    Rates,
+    client_weighting,
+    federated_round,
+    mean_delta,
+    sgd_step,
+    sgd_step_alone,
+)
+from anybit.federated.cohort import Cohort, build_cohort
+from anybit.federated.objective import client_loss, client_loss_alone, learned_step_scale, strengths
+from anybit.federated.robust import combiner
+from anybit.federated.sampling import sample_cohort
+from anybit.federated.server import Server, server
+from anybit.federated.state import Given, LogSteps, State, Trainable, trainable_weights, unlearned
+from anybit.kernels import use_kernels
+from anybit.kernels.native import library, use_native
+from anybit.quant.calibrate import activation_ranges
+from anybit.quant.grid import BITS
+from anybit.quant.ranges import StepTable
+from anybit.quant.single_client import SingleClientModel
+from anybit.quant.sites import prepare, quantizers, step_shapes
+from anybit.tensors import Tensors
+from anybit.training.checks import check_clients, check_model, check_ranges
+from anybit.training.evaluation import Evaluator, build_evaluator, uses_kernels
+from anybit.training.machine import open_engine, pick_device
+from anybit.training.task import Task
+
+RoundProgram = Callable[[State, tuple[Given, Cohort, Tensor]], tuple[State, Tensor]]
+"""(state, (given, cohort, weighting)) → (state, losses): one round as a function of tensors."""
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Everything that stays the same over the rounds of a training. Nothing in it is written, or of the whole process."""
+
+    task: Task
+    """With its model and data on the device."""
+    config: Config
+    device: torch.device
+    engine: Engine
+    evaluator: Evaluator
+
+    @functools.cached_property
+    def server(self) -> Server:
+        """The server's optimizer."""
+        return server(self.config.server)
+
+    def start(self) -> tuple[State, StepTable]:
+        """Return round 0: the initial weights, and the step sizes that are fixed (or learned) from now on."""
+        w = trainable_weights(self.task.model)
+        table = self.evaluator.start_table(w)
+        return State(w, self._log_steps(table), self.server.init(w)), table
+
+    def like(self) -> tuple[State, StepTable]:
+        """Return a state and a table of the form that `start` gives, without looking at data."""
+        w = trainable_weights(self.task.model)
+        kind = next(iter(w.values())).dtype
+        table = StepTable({site: torch.zeros(len(BITS), *shape, dtype=kind)
+                           for site, shape in step_shapes(self.task.model, self.config.sites).items()})
+        return State(w, self._log_steps(table), self.server.init(w)), table
+
+    def _log_steps(self, table: StepTable) -> LogSteps:
+        return unlearned(self._prepared(), table) if self.config.ranges.learned else LogSteps({}, {})
+
+    def given(self, table: StepTable) -> Given:
+        """Return what clients are given beside the server's weights."""
+        w = next(iter(self.task.model.parameters()))
+        return Given(dict(table.steps), strengths(self.task.variant, w.detach()))
+
+    def cohort(self, round: int) -> Cohort:
+        """Draw who takes part in a round, at which width, on which batches."""
+        config, split, variant = self.config, self.task.split, self.task.variant
+        clients = sample_cohort(config.sampling, config.seed, round, len(split), config.cohort,
+                                lambda everybody: variant.widths_of(config.seed, round, everybody))
+        widths = variant.widths_of(config.seed, round, clients)
+        return build_cohort(config.seed, round, clients, widths, split, config.client.batch_size, config.client.epochs)
+
+    def weighting(self, cohort: Cohort) -> Tensor:
+        """Return the share of every client in the mean."""
+        return client_weighting(cohort, self.config.weighting == "examples")
+
+    def _prepared(self) -> nn.Module:
+        """Prepare the model as clients train it."""
+        variant = self.task.variant
+        prepared = prepare(self.task.model, variant.transform if "W" in variant.sites else None,
+                           variant.transform if "A" in variant.sites else None, self.config.sites, variant.dropout)
+        if variant.observer is not None:
+            for site in quantizers(prepared, "activations").values():
+                # On the device from the start: a captured round cannot copy from the host.
+                site.observer = replace(variant.observer, initial=variant.observer.initial.to(self.device))
+        return prepared
+
+    def client_step(self, table: StepTable) -> ClientStep:
+        """Make one step of Algorithm 1 and 2's client, with this run's loss and learning rates."""
+        task, config, stacked, one = self.task, self.config, self._prepared(), self._prepared()
+        if uses_kernels(self.device, config):
+            use_kernels(stacked)
+        if self.device.type == "cpu" and config.compute.convolution == "native":
+            use_native(one)
+        single = SingleClientModel(one, config.compute.convolution == "channels-last")
+        scale = self._step_scale(stacked, table) if config.ranges.learned else {}
+        rates = Rates(config.client.lr, config.client.step_lr, config.client.clip)
+        settings = (task.variant, task.data, task.loss, scale, config.compute.precision == "bf16")
+        loss, loss_alone = client_loss(stacked, *settings), client_loss_alone(single, *settings)
+
+        def alone(given: Given, width: Tensor) -> LocalStep[Trainable]:
+            return functools.partial(sgd_step_alone, loss=loss_alone(given, width), rates=rates, lay=single.lay)
+
+        return ClientStep(functools.partial(sgd_step, loss=loss, rates=rates), alone)
+
+    def _step_scale(self, prepared: nn.Module, table: StepTable) -> Tensors:
+        w = trainable_weights(self.task.model)
+        seen = activation_ranges(self.task.model, self.config.sites, w, self.evaluator.images)
+        return learned_step_scale(prepared, w, {site: r.features for site, r in seen.items()}, table)
+
+    def round_program(self, client_step: ClientStep) -> RoundProgram:
+        """Make one round of the algorithm, on this engine, from host inputs."""
+        server = replace(self.server, step=self.engine.compile(self.server.step))
+
+        def round(state: State, inputs: tuple[Given, Cohort, Tensor]) -> tuple[State, Tensor]:
+            given, cohort, weighting = inputs[0], inputs[1].to(self.device), inputs[2].to(self.device)
+            combine = combiner(self.config.server)
+            if combine is mean_delta:
+                together = functools.partial(self.engine.combine, like=state.trainable, cohort=cohort)
+                combine = functools.partial(mean_delta, together=together)
+            return federated_round(state, given, cohort, client_step, server, self.engine.map_clients, weighting, combine)
+        return round
+
+
+def open_computation(task: Task, config: Config, check: Callable[[Task, Config], Any] | None = None) -> Computation:
+    """Bring a task to its device and open its engine; whatever can be known to be wrong is said now.
+
+    check: in place of looking at the clients, who are not known here where they are devices.
+    """
+    device = own_device(pick_device(config.device))
+    if device.type == "cpu" and config.compute.convolution == "native":
+        library()
+    engine = open_engine(config, device)
+    task = task.to(device)
+    (check or check_clients)(task, config)
+    check_ranges(config, task.variant)
+    check_model(task, config)
+    return Computation(task, config, device, engine, build_evaluator(task, config, engine))

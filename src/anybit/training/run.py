@@ -1,0 +1,118 @@
+"""A run folder, opened: its task rebuilt, its model loaded, evaluated at any width."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from anybit.config import OBJECT, Config
+from anybit.engines.ranks import own_device
+from anybit.errors import ModelError, RunError
+from anybit.federated.variants import StepRule
+from anybit.quant.grid import Width
+from anybit.quant.modules import Kind
+from anybit.quant.ranges import StepTable
+from anybit.quant.sites import step_shapes
+from anybit.tensors import Tensors, moved
+from anybit.training.build import build_task
+from anybit.training.evaluation import Evaluator, Score, build_evaluator
+from anybit.training.machine import computing, open_engine, pick_device
+from anybit.training.run_folder import RunFolder
+from anybit.training.task import Task
+
+
+class Run:
+    """A run folder, opened."""
+
+    def __init__(self, folder: RunFolder, config: Config, model: nn.Module | None, trusted: Collection[str]) -> None:
+        self.folder, self.config, self._model, self._trusted = folder, config, model, trusted
+
+    @staticmethod
+    def load(path: str | Path, model: nn.Module | None = None, trusted: Collection[str] = ()) -> Run:
+        """Open a run. `model` is needed only if the run was trained from a Python object; code outside anybit is
+        imported only from `trusted` modules."""
+        folder = RunFolder.open(Path(path))
+        return Run(folder, folder.stored_config(), model, trusted)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return self.folder.lines("metrics")
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """All widths × step rules, as at the end of the run."""
+        return self.folder.evaluation()
+
+    def task(self) -> Task:
+        """Rebuild the objects that the run's config names, with the split that was saved."""
+        check_named(self.folder, self.config)
+        return replace(build_task(self.config, self._trusted), split=self.folder.split())
+
+    def model(self) -> nn.Module:
+        """Return the trained model."""
+        model = self._model if self._model is not None else self.task().model
+        return with_weights(model, self.folder.model())
+
+    def steps(self, kind: Kind | None = None) -> StepTable:
+        """Return the step sizes to quantize the model with, at every bit-width: of every site, or of those of a kind."""
+        return StepTable.from_json(self.folder.steps(), step_shapes(self.model(), self.config.sites, kind))
+
+    def evaluate(self, widths: Sequence[str], steps: StepRule | None = None) -> dict[str, Score]:
+        """Return {width: (loss, metric)} on the run's test set; `steps`: the step rule, the training's own unless given."""
+        with computing(self.config):
+            evaluator, w = self._evaluator()
+            table = self.steps().to(evaluator.images.device)
+            if steps is not None and steps != evaluator.own_steps:
+                table = evaluator.finder(w, self._trained_table(evaluator)).table(steps)
+            return evaluator.score(w, table, [Width.parse(width) for width in widths])
+
+    def _trained_table(self, evaluator: Evaluator) -> StepTable:
+        newest = self.folder.newest_checkpoint(evaluator.images.device)
+        if newest is None:
+            raise RunError(f"{self.folder.path} has no checkpoint, and only that holds the steps of the training: "
+                           f"evaluate it at its own steps ('{evaluator.own_steps}')")
+        return newest.table()
+
+    def mixed(self, on_scores: Callable[[dict[str, Score]], None] = lambda scores: None) -> dict[str, Score]:
+        """Return {width: (loss, metric)} of every pair of bits of weights and activations, kept with the run's evaluation.
+
+        on_scores: gets them before they are written, which a disk may refuse.
+        """
+        with computing(self.config):
+            evaluator, w = self._evaluator()
+            found = evaluator.mixed(w, self.steps().to(evaluator.images.device))
+        scores = {width: Score(**score) for width, score in found.items()}
+        on_scores(scores)
+        self.folder.save_evaluation({**self.evaluation, "mixed": found})
+        return scores
+
+    def _evaluator(self) -> tuple[Evaluator, Tensors]:
+        device = own_device(pick_device(self.config.device))
+        evaluator = build_evaluator(self.task().to(device), self.config, open_engine(self.config, device))
+        return evaluator, moved(self.folder.model(), device)
+
+
+def check_named(folder: RunFolder, config: Config) -> None:
+    """Raise if a run was trained from Python objects, which nobody but their owner can rebuild."""
+    if OBJECT in (config.data.name, config.model.name, config.variant.name):
+        then = f"continue it with anybit.fit(…, path='{folder.path}', resume=True)"
+        if folder.finished:
+            then = "use what fit returned, or anybit.evaluate(run.model(), test, steps='table', table=run.steps())"
+        raise RunError(f"{folder.path} was trained from Python objects, which a folder does not hold: {then}")
+
+
+def with_weights(model: nn.Module, w: Tensors) -> nn.Module:
+    """Copy `model` to the CPU, with the parameters `w`."""
+    model = copy.deepcopy(model).to("cpu")
+    parameters = dict(model.named_parameters())
+    for name, value in w.items():
+        if name not in parameters or parameters[name].shape != value.shape:
+            raise ModelError(f"the trained parameter '{name}' {tuple(value.shape)} does not fit the model: is it the one "
+                             "that was trained?")
+        parameters[name].data.copy_(value)
+    return model
