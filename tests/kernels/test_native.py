@@ -175,6 +175,21 @@ def models() -> dict[str, nn.Module]:
     }
 
 
+def decide_alike(fast: nn.Module, exact: nn.Module) -> None:
+    """Let the reference's ReLUs follow ours within a rounding of 0: one of a million that does not is seen in gradients."""
+    passed: list[Tensor] = []
+
+    def follow(x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, groups: int, eps: float) -> Tensor:
+        y = F.group_norm(x, groups, gamma, beta, eps)
+        y = y if shortcut is None else y + shortcut
+        return y * torch.where(y.abs() < 1e-5, passed.pop(0), y > 0)
+
+    for ours, reference in zip(fast.modules(), exact.modules(), strict=True):
+        if isinstance(ours, GroupNormReLU) and isinstance(reference, GroupNormReLU):
+            ours.register_forward_hook(lambda layer, inputs, output: passed.append(output > 0))
+            reference.kernel = follow
+
+
 @pytest.mark.parametrize("name", models())
 def test_a_model_computes_the_same(name: str) -> None:
     """Value and gradients of all parameters, against double precision; the model that was given is left alone."""
@@ -182,6 +197,7 @@ def test_a_model_computes_the_same(name: str) -> None:
     kinds = [type(m) for m in model.modules()]
     fast, exact = prepare(model), prepare(model).double()
     use_native(fast)
+    decide_alike(fast, exact)
     x = torch.randn(6, 3, 32, 32)
 
     def values(prepared: nn.Module, x: Tensor) -> list[Tensor]:

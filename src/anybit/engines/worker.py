@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -122,8 +123,7 @@ def start(serve: Callable[[Connection], None], siblings: Sequence[Worker]) -> Wo
         return Worker(pid, ours)
     status = 1
     try:
-        # First of all: a parallel region would wait for OpenMP threads that a fork does not copy.
-        torch.set_num_threads(1)
+        _stay_in_one_thread()  # first of all
         die_with_parent()
         if os.getppid() != parent:
             os._exit(0)
@@ -141,6 +141,14 @@ def start(serve: Callable[[Connection], None], siblings: Sequence[Worker]) -> Wo
     finally:
         sys.stderr.flush()
         os._exit(status)
+
+
+def _stay_in_one_thread() -> None:
+    """Let no region be parallel: it would wait for OpenMP threads that a fork does not copy."""
+    torch.set_num_threads(1)
+    # Arm Compute Library asks for all cores whatever is set above; without a parallel level it gets one.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(torch._C.__file__).omp_set_max_active_levels(0)
 
 
 def train_clients(job: Job, pipe: Connection) -> None:
