@@ -21,7 +21,7 @@ from anybit.config import RangeOptions
 from anybit.environment import environment
 from anybit.quant.sites import SiteOptions
 from anybit.randomness import generator
-from anybit.training.build import build_data
+from anybit.training.build import Components
 
 WIDTHS = ("A8", "A6", "A4", "A3", "A2")
 
@@ -38,7 +38,7 @@ def readings() -> Iterator[dict[str, Any]]:
 
 def scores(path: Path, reading: dict[str, Any], widths: tuple[str, ...]) -> dict[str, float]:
     run = Run.load(path)
-    data = build_data(run.config)
+    data = Components(run.config).build_data()
     chosen = generator(run.config.seed, "calibration").permutation(len(data.train))[:reading["images"]]
     found = evaluate(run.model(), (data.test.x, data.test.y), widths, steps="mse",
                      calibration=data.train.x[torch.from_numpy(chosen)],

@@ -13,20 +13,21 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from anybit.config import from_recipe
-from anybit.engines.base import Engine, Part
+from anybit.engines.base import Engine
 from anybit.environment import environment
+from anybit.federated.state import Trainable
 from anybit.fleet.flower import RecordDict
 from anybit.fleet.traffic import low_bit_weights, round_delta, rounded_layout, unrounded_delta
 from anybit.fleet.wire import layout, payload_bytes, read_tensors, to_record
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.sites import prepare
 from anybit.randomness import key
+from anybit.tensors import Part, picked, stacked
 from anybit.training.build import build_task, settled
-from anybit.training.loop import Training
+from anybit.training.computation import Computation, open_computation
+from anybit.training.loop import Simulation, begin, train
+from anybit.training.machine import computing
 from anybit.training.task import Trained
 
 WIDTHS = ("FP32", "W8", "W6", "W4", "W3", "W2")
@@ -44,33 +45,35 @@ class Uplink:
     def map_clients(self, *arguments: Any) -> Iterator[Part]:
         self.bytes, cohort = 0, arguments[-1]
         for clients, deltas, losses in self.map(*arguments):
-            sent = [self._travel({n: d[i] for n, d in deltas.items()}, key(self.seed, "uplink", cohort.round, client))
+            sent = [self._travel(picked(deltas, i), key(self.seed, "uplink", cohort.round, client))
                     for i, client in enumerate(cohort.clients[clients])]
             self.bytes += sum(size for _, size in sent)
-            yield clients, {n: torch.stack([delta[n] for delta, _ in sent]) for n in deltas}, losses
+            yield clients, stacked([delta for delta, _ in sent]), losses
 
-    def _travel(self, delta: dict[str, Tensor], draw: int) -> tuple[dict[str, Tensor], int]:
-        like = layout(delta)
-        tensors = delta if self.bits == FLOAT else round_delta(delta, self.bits, draw)
+    def _travel(self, delta: Trainable, draw: int) -> tuple[Trainable, int]:
+        tensors = delta.named() if self.bits == FLOAT else round_delta(delta, self.bits, draw)
         content = RecordDict({"delta": to_record(tensors)})
         if self.bits == FLOAT:
-            return read_tensors(content, "delta", like), payload_bytes(content)
-        arrays = read_tensors(content, "delta", rounded_layout(like, self.bits))
-        return unrounded_delta(arrays, like, self.bits), payload_bytes(content)
+            return delta.from_names(read_tensors(content, "delta", layout(tensors))), payload_bytes(content)
+        arrays = read_tensors(content, "delta", rounded_layout(delta, self.bits))
+        return unrounded_delta(arrays, delta, self.bits), payload_bytes(content)
 
 
-def train(seed: int, rounds: int, bits: int) -> tuple[Trained, Training, int]:
+def train_over(seed: int, rounds: int, bits: int) -> tuple[Trained, Computation, int]:
     config = settled(from_recipe("quickstart/mqat", [f"seed={seed}", f"rounds={rounds}", "device=cpu",
                                                      f"evaluation.every={rounds}"]))
-    training = Training(build_task(config), config)
-    uplink = Uplink(training.engine, config.seed, bits)
-    training.engine.map_clients = uplink.map_clients  # type: ignore[method-assign, assignment]
-    return training.train(), training, uplink.bytes
+    with computing(config):
+        computation = open_computation(build_task(config), config)
+        uplink = Uplink(computation.engine, config.seed, bits)
+        computation.engine.map_clients = uplink.map_clients  # type: ignore[method-assign, assignment]
+        training = begin(computation)
+        return train(training, Simulation(training)), computation, uplink.bytes
 
 
-def downlinks(trained: Trained, training: Training) -> dict[str, int]:
+def downlinks(trained: Trained, computation: Computation) -> dict[str, int]:
     """Bytes of the model for one device: to train (all of w), and to infer at a width."""
-    steps, prepared = to_record(trained.table.steps), prepare(training.model, options=training.config.sites)
+    steps = to_record(trained.table.steps)
+    prepared = prepare(computation.task.model, options=computation.config.sites)
     sizes = {"train": payload_bytes(RecordDict({"w": to_record(trained.w), "steps": steps}))}
     for width in WIDTHS[1:]:
         weights = to_record(low_bit_weights(prepared, trained.w, trained.table, Width.parse(width)))
@@ -88,15 +91,15 @@ def main() -> None:
     down: dict[str, int] = {}
     for seed in arguments.seeds:
         for bits in UPLINKS:
-            trained, training, size = train(seed, arguments.rounds, bits)
+            trained, computation, size = train_over(seed, arguments.rounds, bits)
             own = trained.evaluation["grid"][trained.evaluation["own"]]
             rows.append({"seed": seed, "uplink_bits": bits, "uplink_bytes_per_round": size,
                          "accuracy": {width: round(own[width]["metric"], 2) for width in WIDTHS}})
-            down = downlinks(trained, training)
+            down = downlinks(trained, computation)
             print(rows[-1], flush=True)
     result = {"command": f"python benchmarks/fleet_traffic.py --seeds {' '.join(map(str, arguments.seeds))} --rounds "
                          f"{arguments.rounds}", "date": date.today().isoformat(), "environment": environment(),
-              "recipe": "quickstart/mqat", "cohort": training.config.cohort, "runs": rows,
+              "recipe": "quickstart/mqat", "cohort": computation.config.cohort, "runs": rows,
               "downlink_bytes_per_device": down}
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -16,7 +16,6 @@ from torch import nn
 
 import anybit
 from anybit import recipes
-from anybit.api import Run
 from anybit.config import Config, from_recipe
 from anybit.data import cache, sources
 from anybit.data.cache import Manifest
@@ -25,6 +24,7 @@ from anybit.errors import RunError
 from anybit.export.archive import FORMAT, read_archive
 from anybit.export.fleet import read_fleet
 from anybit.export.packing import pack
+from anybit.federated.state import Trainable
 from anybit.files.reading import read_json
 from anybit.files.safetensors import save, to_bytes
 from anybit.files.schema import plain, read
@@ -36,7 +36,9 @@ from anybit.reproduction.text import as_json
 from anybit.sweeps.plan import SweepFolder, groups, plan
 from anybit.sweeps.results import read_results, write_results
 from anybit.training.build import written_out
-from anybit.training.loop import Training
+from anybit.training.computation import Computation, open_computation
+from anybit.training.loop import Simulation, begin, train
+from anybit.training.machine import computing
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task
 
@@ -70,13 +72,15 @@ def _config() -> Config:
     return config
 
 
-def _trained(home: Path) -> tuple[Training, RunFolder]:
+def _trained(home: Path) -> tuple[Computation, RunFolder]:
     """A run folder that was really trained, of a model of a few weights."""
     config = _config()
     folder = RunFolder.create(home / "run", plain(config), {"torch": "2"}, _CLIENTS)
-    training = Training(Task(_model(), anybit.mqat(sites="WA"), _data(), _CLIENTS), config, folder=folder)
-    training.train(folder)
-    return training, folder
+    with computing(config):
+        computation = open_computation(Task(_model(), anybit.mqat(sites="WA"), _data(), _CLIENTS), config)
+        training = begin(computation, folder)
+        train(training, Simulation(training))
+    return computation, folder
 
 
 def recipe(home: Path) -> Reader:
@@ -93,17 +97,17 @@ def recipe(home: Path) -> Reader:
 
 def config(home: Path) -> Reader:
     _, folder = _trained(home)
-    return Reader(folder.file("config.json"), mutate_json, lambda: (Run.load(folder.path), read_runs([folder.path])))
+    return Reader(folder.file("config.json"), mutate_json, lambda: (anybit.Run.load(folder.path), read_runs([folder.path])))
 
 
 def checkpoint(home: Path) -> Reader:
-    training, folder = _trained(home)
+    computation, folder = _trained(home)
     metrics, timing = (folder.file(f"{log}.jsonl").read_bytes() for log in ("metrics", "timing"))
 
     def look() -> None:
         folder.file("metrics.jsonl").write_bytes(metrics)
         folder.file("timing.jsonl").write_bytes(timing)
-        training.restore()
+        begin(computation, folder, resume=True)
     return Reader(folder.checkpoints()[-1], mutate_safetensors, look)
 
 
@@ -235,8 +239,8 @@ _VALUES: dict[str, Any] = {"client": 3, "round": 7, "examples": 24, "seconds": 0
                            "score": 50.0}
 
 
-def _weights() -> dict[str, torch.Tensor]:
-    return {name: p.detach() for name, p in _model().named_parameters()}
+def _weights(factor: float = 1.0) -> Trainable:
+    return Trainable({name: factor * p.detach() for name, p in _model().named_parameters()})
 
 
 def delta(bits: int, home: Path) -> Reader:
@@ -245,8 +249,8 @@ def delta(bits: int, home: Path) -> Reader:
 
     file = home / "answer/delta.safetensors"
     file.parent.mkdir()
-    small = {name: 0.01 * p for name, p in _weights().items()}
-    file.write_bytes(to_bytes(small if bits == 32 else round_delta(small, bits, 1), {}))
+    small = _weights(0.01)
+    file.write_bytes(to_bytes(small.named() if bits == 32 else round_delta(small, bits, 1), {}))
     return _answer(file, mutate_safetensors, lambda: _VALUES, file.read_bytes, bits)
 
 
@@ -255,7 +259,7 @@ def answer(home: Path) -> Reader:
     file = home / "answer/values.json"
     file.parent.mkdir()
     file.write_text(json.dumps(_VALUES))
-    whole = to_bytes({name: 0.01 * p for name, p in _weights().items()}, {})
+    whole = to_bytes(_weights(0.01).named(), {})
     return _answer(file, mutate_json, lambda: dict(read_json(file)), lambda: whole, 32)
 
 

@@ -17,8 +17,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -35,7 +37,11 @@ from anybit.environment import environment
 from anybit.federated.variants import Variant, baseline, mqat
 from anybit.models import lenet5, resnet20
 from anybit.sweeps.lockstep import Runs
-from anybit.training.loop import Training
+from anybit.training import computation
+from anybit.training.computation import open_computation
+from anybit.training.evaluation import uses_kernels
+from anybit.training.loop import begin
+from anybit.training.machine import computing
 from anybit.training.task import Task
 
 CLIENTS, BATCH, STEPS = 10, 64, 8
@@ -61,11 +67,13 @@ def of_engine(network: str, engine: Engine, variant: Variant = baseline(), preci
     """One round, state carried on."""
     config = Config(cohort=CLIENTS, client=ClientOptions(batch_size=BATCH), device="cuda",
                     compute=ComputeOptions(precision=precision))
-    run = Training(task(network, variant), config)
-    run.engine, run.kernels = engine, run.kernels and kernels
-    run.begin()
-    program, cohort, state = engine.prepare(run._round(run.client_step())), run.cohort(0), [run.state]
-    inputs = (run.table.steps, cohort, run.weighting(cohort))
+    run = replace(open_computation(task(network, variant), config), engine=engine)
+    start, table = run.start()
+    # A config has no switch for the kernels alone.
+    with patch.object(computation, "uses_kernels", lambda *given: kernels and uses_kernels(*given)):
+        client_step = run.client_step(table)
+    program, cohort, state = engine.prepare(run.round_program(client_step)), run.cohort(0), [start]
+    inputs = (run.given(table), cohort, run.weighting(cohort))
 
     def round() -> None:
         state[0], _ = program(state[0], inputs)
@@ -74,14 +82,9 @@ def of_engine(network: str, engine: Engine, variant: Variant = baseline(), preci
 
 def side_by_side(network: str, runs: int, precision: Precision, compiled: bool = True) -> Callable[[], None]:
     """One round of several runs in one program, without logs and evaluation."""
-    trainings = []
-    for _ in range(runs):
-        run = Training(task(network, mqat()), Config(cohort=CLIENTS, rounds=1000, client=ClientOptions(batch_size=BATCH),
-                                                     device="cuda", engine="stacked",
-                                                     compute=ComputeOptions(precision=precision, compile=compiled)))
-        run.begin()
-        trainings.append(run)
-    stacked = Runs(trainings)
+    config = Config(cohort=CLIENTS, rounds=1000, client=ClientOptions(batch_size=BATCH), device="cuda", engine="stacked",
+                    compute=ComputeOptions(precision=precision, compile=compiled))
+    stacked = Runs({str(i): begin(open_computation(task(network, mqat()), config)) for i in range(runs)})
 
     def round() -> None:
         stacked.state, _ = stacked.program(stacked.state, stacked.inputs)
@@ -210,9 +213,10 @@ def main() -> None:
     parser.add_argument("--networks", default="resnet20,lenet5")
     options = parser.parse_args()
     result: dict[str, Any] = {"environment": environment(), "work": f"{CLIENTS} clients × {BATCH} images, one step"}
-    for network in options.networks.split(","):
-        result[network] = measure(network, options.repetitions, options.only)
-        result[f"{network} profile"] = profile(network)
+    with computing(Config()):
+        for network in options.networks.split(","):
+            result[network] = measure(network, options.repetitions, options.only)
+            result[f"{network} profile"] = profile(network)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 

@@ -23,8 +23,11 @@ from anybit.engines.stacked import Stacked
 from anybit.environment import environment
 from anybit.federated.variants import baseline, mqat
 from anybit.models import lenet5, resnet18
-from anybit.training.loop import Training
-from anybit.training.task import Task, Watch
+from anybit.training.callbacks import Watch
+from anybit.training.computation import open_computation
+from anybit.training.loop import Simulation, begin, train
+from anybit.training.machine import computing
+from anybit.training.task import Task
 
 CADENCE = 100
 """Rounds between two evaluations, by default."""
@@ -43,9 +46,9 @@ def evaluation(network: str, precision: Precision) -> dict[str, float]:
     config = Config(cohort=CLIENTS, device="cuda", compute=ComputeOptions(precision=precision))
     found = {"round_ms": round}
     for variant in (baseline(), mqat()):
-        run = Training(task(network, variant, test=10_000), config)
-        run.begin()
-        one = median_ms(lambda: run.evaluator.own(run.state.w, run.table))  # noqa: B023
+        run = open_computation(task(network, variant, test=10_000), config)
+        state, table = run.start()
+        one = median_ms(lambda: run.evaluator.own(state.w, table))  # noqa: B023
         found |= {f"{variant.name}_ms": one, f"{variant.name}_share": one / (CADENCE * round)}
     return found
 
@@ -54,10 +57,10 @@ def cohorts(sizes: tuple[int, ...] = (10, 30, 100, 300, 1000)) -> list[dict[str,
     """A round of LeNet-5 clients with 128 images each, captured."""
     rows = []
     for size in sizes:
-        run = Training(_clients(lenet5(), size, 128, 32), _config(size))
-        run.begin()
-        program, cohort, state = run.engine.prepare(run._round(run.client_step())), run.cohort(0), run.state
-        inputs = (run.table.steps, cohort, run.weighting(cohort))
+        run = open_computation(_clients(lenet5(), size, 128, 32), _config(size))
+        state, table = run.start()
+        program, cohort = run.engine.prepare(run.round_program(run.client_step(table))), run.cohort(0)
+        inputs = (run.given(table), cohort, run.weighting(cohort))
         torch.cuda.reset_peak_memory_stats()
         rows.append({"cohort": size, "ms": median_ms(lambda: program(state, inputs)),  # noqa: B023
                      "peak_gib": torch.cuda.max_memory_allocated() / 2**30})
@@ -80,9 +83,10 @@ def too_large(cohort: int = 100) -> dict[str, Any]:
     said: list[str] = []
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    run = Training(_clients(resnet18(classes=200), cohort, 64, 64), _config(cohort), Watch(on_message=said.append))
+    run = open_computation(_clients(resnet18(classes=200), cohort, 64, 64), _config(cohort))
     started = time.perf_counter()
-    run.train()
+    training = begin(run, watch=Watch(on_message=said.append))
+    train(training, Simulation(training))
     return {"cohort": cohort, "messages": said, "chunk": run.engine.chunk if isinstance(run.engine, Stacked) else None,
             "peak_gib": torch.cuda.max_memory_allocated() / 2**30, "seconds": time.perf_counter() - started}
 
@@ -112,7 +116,8 @@ def main() -> None:
     result |= {"date": time.strftime("%Y-%m-%d"), "environment": environment()}
     given.out.parent.mkdir(parents=True, exist_ok=True)
     for name in given.only:
-        result[name] = PARTS[name]()
+        with computing(Config()):
+            result[name] = PARTS[name]()
         print(name, json.dumps(result[name], indent=1), flush=True)
         given.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 

@@ -12,6 +12,7 @@ import functools
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from anybit.config import ComputeOptions, RangeOptions
+from anybit.config import ComputeOptions, Config, RangeOptions
 from anybit.data.examples import Data, Pipeline
 from anybit.engines.base import Engine
 from anybit.engines.sequential import Sequential
 from anybit.engines.stacked import Stacked
 from anybit.environment import environment
+from anybit.federated.state import learned_table
 from anybit.federated.variants import mqat
-from anybit.federated.weights import learned_table, weights
 from anybit.kernels.convolution import conv2d
 from anybit.kernels.norm import norm_relu
 from anybit.quant.grid import Width
 from anybit.training.loop import Training
+from anybit.training.machine import computing
 from tests.parity.cases import SIZES, VARIANTS, training, with_decay
 
 COMPILED = ("baseline", "apqn WA", "kure WA", "mqat WA", "learned steps", "augmentation")
 """Compiling takes a while, so one case of each kind of operation; all cases are captured."""
+
+EXACT = ComputeOptions(precision="fp32")
 
 CONVOLUTIONS = [(3, 16, 32, 3, 1, 1), (16, 16, 32, 3, 1, 1), (16, 32, 32, 3, 2, 1), (32, 32, 16, 3, 1, 1),
                 (64, 64, 8, 3, 1, 1), (3, 20, 32, 5, 1, 0), (20, 50, 14, 5, 1, 0), (64, 128, 16, 1, 2, 0),
@@ -43,7 +47,7 @@ CONVOLUTIONS = [(3, 16, 32, 3, 1, 1), (16, 16, 32, 3, 1, 1), (16, 32, 32, 3, 2, 
 
 
 def cases() -> dict[str, Callable[[], Training]]:
-    exact: dict[str, Any] = {"compute": ComputeOptions(precision="fp32"), "device": "cuda"}
+    exact: dict[str, Any] = {"compute": EXACT, "device": "cuda"}
     found: dict[str, Callable[[], Training]] = {name: functools.partial(training, variant, **exact)
                                                 for name, variant in VARIANTS.items()}
     found["learned steps"] = lambda: training(mqat(sites="WA", start="lsq"), ranges=RangeOptions(learned=True), **exact)
@@ -52,19 +56,20 @@ def cases() -> dict[str, Callable[[], Training]]:
 
 
 def _augmented(run: Training) -> Training:
-    run.data = Data(run.data.train, run.data.test, Pipeline(crop=6, padding=2, flip=True))
-    return run
+    task = run.computation.task
+    data = Data(task.data.train, task.data.test, Pipeline(crop=6, padding=2, flip=True))
+    return replace(run, computation=replace(run.computation, task=replace(task, data=data)))
 
 
 def one_round(run: Training, engine: Engine) -> dict[str, Tensor]:
-    """What the second of two rounds leaves of the server's w: a captured program is replayed, not only recorded."""
-    run.engine = engine
-    run.begin()
-    program, state = engine.prepare(run._round(run.client_step())), run.state
+    """What the second of two rounds leaves of what clients train: a captured program is replayed, not only recorded."""
+    computation, state = replace(run.computation, engine=engine), run.state
+    program = engine.prepare(computation.round_program(computation.client_step(run.table)))
+    given = computation.given(run.table)
     for round in (3, 4):
-        cohort = run.cohort(round)
-        state, _ = program(state, (run.table.steps, cohort, run.weighting(cohort)))
-    return {name: p.clone() for name, p in state.w.items()}
+        cohort = computation.cohort(round)
+        state, _ = program(state, (given, cohort, computation.weighting(cohort)))
+    return {name: p.clone() for name, p in state.trainable.named().items()}
 
 
 def rounds() -> dict[str, dict[str, float]]:
@@ -87,13 +92,13 @@ def evaluations() -> dict[str, float]:
     out = {}
     for name in COMPILED:
         run = cases()[name]()
-        run.begin()
-        start, table, sites = weights(run.state), learned_table(run.state, run.table), run.task.variant.sites
-        run.evaluator.own(start, table)
-        w = {n: 1.1 * p for n, p in start.items()}
-        ours = run.evaluator.own(w, table)
-        plain = run.evaluator.score(w, run.evaluator.table(w, table, run.evaluator.own_steps, sites),
-                                    [Width.of(sites, bits) for bits in run.config.evaluation.bits])
+        evaluator, sites = run.computation.evaluator, run.computation.task.variant.sites
+        table = learned_table(run.table, run.state.log_steps.by_site())
+        evaluator.own(run.state.w, table)
+        w = {n: 1.1 * p for n, p in run.state.w.items()}
+        ours = evaluator.own(w, table)
+        plain = evaluator.score(w, evaluator.finder(w, table).table(evaluator.own_steps, sites),
+                                [Width.of(sites, bits) for bits in run.config.evaluation.bits])
         out[name] = max(abs(ours["scores"][width]["loss"] - score.loss) for width, score in plain.items())
         print(name, "evaluation", out[name], flush=True)
     return out
@@ -152,9 +157,10 @@ def _errors(ours: Callable[..., Tensor], reference: Callable[..., Tensor], input
 
 
 def main() -> None:
-    result: dict[str, Any] = {"environment": environment(), "rounds, largest difference in w": rounds(),
-                              "evaluations, largest difference in a loss": evaluations(),
-                              "kernels, relative error": kernels(), "kernels that swallow NaN": swallowed()}
+    with computing(Config(compute=EXACT)):
+        result: dict[str, Any] = {"environment": environment(), "rounds, largest difference in w": rounds(),
+                                  "evaluations, largest difference in a loss": evaluations(),
+                                  "kernels, relative error": kernels(), "kernels that swallow NaN": swallowed()}
     worst = max(v for case in result["rounds, largest difference in w"].values() for v in case.values())
     print(f"largest difference of any round: {worst:.2e}")
     path = Path(sys.argv[1])

@@ -26,8 +26,8 @@ from anybit.config import ClientOptions, ComputeOptions, Config
 from anybit.data.examples import Data, Examples
 from anybit.environment import environment
 from anybit.federated.variants import mqat
-from anybit.training.loop import Training
-from anybit.training.machine import convolution
+from anybit.training.computation import open_computation
+from anybit.training.machine import computing
 from anybit.training.task import Task
 
 RESULTS = Path(__file__).parents[1] / "results" / "performance"
@@ -72,22 +72,22 @@ def measure(point: dict[str, Any], engine: str) -> dict[str, Any]:
     config = Config(cohort=point["cohort"], client=ClientOptions(batch_size=32), threads=1, device="cpu", **options)
     task = Task(getattr(models, point["model"])(), mqat(), Data(examples, Examples(images[:8], examples.y[:8])),
                 np.split(np.arange(total), point["clients"]))
-    training = Training(task, config)
-    training.begin()
-    state, program = training.state, training._round(training.client_step())
     seconds: list[float] = []
     watcher = Watcher()
-    with convolution("native"):
+    with computing(config):
+        computation = open_computation(task, config)
+        state, table = computation.start()
+        given, program = computation.given(table), computation.round_program(computation.client_step(table))
         for round in range(2 if point["cohort"] >= 300 else 4):
             before = time.perf_counter()
-            cohort = training.cohort(round)
-            state, _ = program(state, (training.table.steps, cohort, training.weighting(cohort)))
+            cohort = computation.cohort(round)
+            state, _ = program(state, (given, cohort, computation.weighting(cohort)))
             seconds.append(time.perf_counter() - before)
             if not watcher.is_alive() and watcher.on:
                 watcher.start()
     watcher.on = False
     watcher.peak = max(watcher.peak, resident(os.getpid()))
-    training.engine.close()
+    computation.engine.close()
     return {**point, "engine": engine, "seconds": min(seconds[1:]), "peak_mib": watcher.peak / 2**20}
 
 

@@ -32,10 +32,13 @@ from anybit.environment import environment
 from anybit.files.schema import plain, read
 from anybit.models import lenet5
 from anybit.report import accuracy_table, read_runs
-from anybit.training.build import build_split, build_variant
-from anybit.training.loop import Training
+from anybit.training.build import Components
+from anybit.training.callbacks import EachRound, Progress
+from anybit.training.computation import open_computation
+from anybit.training.loop import Simulation, begin, train
+from anybit.training.machine import computing
 from anybit.training.run_folder import RunFolder
-from anybit.training.task import Progress, Task, Watch
+from anybit.training.task import Task
 
 WINDOW = 100
 
@@ -56,8 +59,8 @@ def long_run(rounds: int, engine: str, home: Path) -> dict[str, Any]:
         "rounds": rounds, "cohort": 2, "engine": engine, "threads": 1, "device": "cpu", "checkpoint_every": 50,
         "split": {"name": "dirichlet", "clients": 40}, "client": {"batch_size": 40}, "evaluation": {
             "every": 100, "bits": [32, 2], "sites": ["W"], "steps": ["mse"]}})
-    data = larger(digits())
-    task = Task(lenet5(in_channels=1, image_size=16), build_variant(config), data, build_split(config, data))
+    data, named = larger(digits()), Components(config)
+    task = Task(lenet5(in_channels=1, image_size=16), named.build_variant(), data, named.build_split(data))
     memory, clock = {}, [time.process_time()]
 
     def on_round(progress: Progress) -> None:
@@ -67,7 +70,9 @@ def long_run(rounds: int, engine: str, home: Path) -> dict[str, Any]:
             memory[progress.round] = resident()
 
     folder = RunFolder.create(home / "run", plain(config), environment(), task.split)
-    Training(task, config, Watch(on_round=on_round)).train(folder)
+    with computing(config):
+        training = begin(open_computation(task, config), folder, callbacks=[EachRound(on_round)])
+        train(training, Simulation(training))
     # Without the rounds that evaluate or write: they are few and cost more.
     plain_rounds = {i: after - before for i, (before, after) in enumerate(pairwise(clock), 1)
                     if i % 50 not in (0, 1)}

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from anybit import theory
 from anybit.data.examples import Data, Examples
 from anybit.engines.stacked import Stacked
-from anybit.federated.algorithm import Loss, State, Tensors, client_weighting, federated_round, sgd_step
+from anybit.federated.algorithm import ClientStep, Loss, Rates, client_weighting, federated_round, sgd_step
 from anybit.federated.cohort import Batch, Cohort, build_cohort
 from anybit.federated.objective import client_loss
 from anybit.federated.server import ServerOptions, server
+from anybit.federated.state import Given, LogSteps, State, Trainable
 from anybit.federated.variants import Variant, apqn, mqat, qat
 from anybit.quant.grid import BITS, FLOAT, Width
 from anybit.quant.ranges import StepTable, cover_steps
@@ -154,10 +155,11 @@ def _round_of(hessian: Tensor, variant: Variant, cohort: Cohort, eta_c: float) -
     def round(w: Tensor, targets: Tensor, widths: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         examples = Examples(torch.ones(len(targets), 1), targets)
         loss = client_loss(model, variant, Data(examples, examples), quadratic, {})
-        client_step = functools.partial(sgd_step, loss=_watched(loss, model, w), lr={WEIGHT: eta_c})
+        step = functools.partial(sgd_step, loss=_watched(loss, model, w), rates=Rates(eta_c, 0.0))
+        client_step = ClientStep(step, lambda given, width: lambda w, xi: step(w, given, width, xi))
         now = replace(cohort, width_bits=widths, keys=keys)
-        state, seen = federated_round(State({WEIGHT: w}, {}), TABLE.steps, now, client_step, optimizer,
-                                      Stacked(CLIENTS).map_clients, client_weighting(now))
+        state, seen = federated_round(State({WEIGHT: w}, LogSteps({}, {}), ()), Given(dict(TABLE.steps)), now, client_step,
+                                      optimizer, Stacked(CLIENTS).map_clients, client_weighting(now))
         return state.w[WEIGHT], seen.movedim(-1, -2)
 
     return round
@@ -165,14 +167,14 @@ def _round_of(hessian: Tensor, variant: Variant, cohort: Cohort, eta_c: float) -
 
 def _watched(loss: Loss, model: nn.Module, start: Tensor) -> Loss:
     """The same loss; instead of its value, report (drift, ‖r‖², max |r_d|/Δ) of the weights it was asked about."""
-    def value(w: Tensors, steps: Tensors, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
-        objective, _ = loss(w, steps, width, xi)
-        buffers = bind(model, steps, width, rows=xi.rows, key=xi.key, count=xi.step)
+    def value(w: Trainable, given: Given, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
+        objective, _ = loss(w, given, width, xi)
+        buffers = bind(model, given.step_sizes, width, rows=xi.rows, key=xi.key, count=xi.local_step)
         # The layer's input is 1, so that its output is the weight as the forward pass saw it: w + r.
-        seen: Tensor = torch.func.functional_call(model, {**w, **buffers}, (torch.ones(1, 1),))
-        noise = seen[0] - w[WEIGHT][:, 0]
+        seen: Tensor = torch.func.functional_call(model, {**w.w, **buffers}, (torch.ones(1, 1),))
+        noise = seen[0] - w.w[WEIGHT][:, 0]
         reach = noise.abs().max() / buffers[f"{SITE}.step"]
-        return objective, torch.stack([(w[WEIGHT] - start).square().sum(), noise.square().sum(), reach]).detach()
+        return objective, torch.stack([(w.w[WEIGHT] - start).square().sum(), noise.square().sum(), reach]).detach()
     return value
 
 

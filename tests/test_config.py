@@ -12,7 +12,7 @@ from anybit import recipes
 from anybit.config import Component, Config, from_recipe
 from anybit.errors import AnybitError, ConfigError
 from anybit.files.schema import plain, read, read_arguments
-from anybit.training.build import DATA, MODELS, SPLITS, VARIANTS, build_model, build_task, build_variant, settled
+from anybit.training.build import DATA, MODELS, SPLITS, VARIANTS, Components, build_task, settled
 
 
 def test_config_survives_json() -> None:
@@ -64,8 +64,8 @@ def test_every_recipe_is_valid() -> None:
     for name in names:
         config = settled(from_recipe(name))
         read_arguments(DATA[config.data.name], config.data.arguments, "data")
-        build_variant(config)
-        build_model(config)
+        Components(config).build_variant()
+        Components(config).build_model()
         assert config.split.name in SPLITS
         assert config.model.name in MODELS
         assert recipes.load(name)["description"]

@@ -13,8 +13,9 @@ from torch import nn
 import anybit
 from anybit.config import Config
 from anybit.training import engine_choice
-from anybit.training.engine_choice import Candidate, Measured, best, calibrated, example_task, measure
-from anybit.training.task import Progress, Task
+from anybit.training.callbacks import Progress
+from anybit.training.engine_choice import Candidate, Measured, best, example_task, measure, with_engine
+from anybit.training.task import Task
 
 SPEEDS = {"sequential": 10.0, "processes": 4.0, "stacked": 30.0}
 
@@ -42,16 +43,16 @@ def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
 
 def test_the_fastest_is_chosen_said_and_remembered(task: Task, counted: list[Candidate], tmp_path: Path) -> None:
     said: list[str] = []
-    config = calibrated(Config(cohort=3), task, said.append)
+    config = with_engine(Config(cohort=3), task, said.append)
     assert (config.engine, config.threads, config.compute.convolution) == ("processes", 1, "channels-last")
     assert len(said) == 1
     assert "processes engine, 1 thread, channels-last convolutions" in said[0]
     assert {c.engine for c in counted} == {"sequential", "processes", "stacked"}
     assert {c.threads for c in counted} == {1, 2}
     before = len(counted)
-    assert calibrated(Config(cohort=3), task) == config
+    assert with_engine(Config(cohort=3), task) == config
     assert len(counted) == before
-    assert calibrated(Config(cohort=2), task).engine == "processes"
+    assert with_engine(Config(cohort=2), task).engine == "processes"
     assert len(counted) > before
 
 
@@ -60,7 +61,7 @@ def test_a_damaged_cache_is_ignored_and_rewritten(task: Task, counted: list[Cand
                                                   content: str) -> None:
     key = engine_choice._key(Config(cohort=3), task)
     (tmp_path / engine_choice.FILE).write_text(content.replace("KEY", key))
-    assert calibrated(Config(cohort=3), task).engine == "processes"
+    assert with_engine(Config(cohort=3), task).engine == "processes"
     assert json.loads((tmp_path / engine_choice.FILE).read_text())[key]["engine"] == "processes"
 
 
@@ -68,27 +69,27 @@ def test_native_kernels_that_are_gone_are_no_longer_chosen(task: Task, counted: 
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = Measured(Candidate("processes", 1, "native"), 1.0)
     engine_choice._remember(engine_choice._key(Config(cohort=3), task), chosen)
-    assert calibrated(Config(cohort=3), task).compute.convolution == "channels-last"
+    assert with_engine(Config(cohort=3), task).compute.convolution == "channels-last"
     engine_choice._remember(engine_choice._key(Config(cohort=3), task), chosen)
     monkeypatch.setattr(engine_choice, "_has_native", lambda model: True)
-    assert calibrated(Config(cohort=3), task).compute.convolution == "native"
+    assert with_engine(Config(cohort=3), task).compute.convolution == "native"
 
 
 def test_nothing_is_measured_where_the_choice_is_made_or_does_not_pay(task: Task, counted: list[Candidate],
                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     given = Config(cohort=3, engine="stacked")
-    assert calibrated(given, task) == given
+    assert with_engine(given, task) == given
     assert not counted
     short = Config(cohort=3, rounds=2)
-    assert calibrated(short, task) == short
+    assert with_engine(short, task) == short
     assert len(counted) == 1
     monkeypatch.setenv("ANYBIT_CALIBRATION", "off")
-    assert calibrated(Config(cohort=3), task) == Config(cohort=3)
+    assert with_engine(Config(cohort=3), task) == Config(cohort=3)
     assert len(counted) == 1
 
 
 def test_threads_that_the_user_names_are_kept(task: Task, counted: list[Candidate]) -> None:
-    assert calibrated(Config(cohort=3, threads=1), task).threads == 1
+    assert with_engine(Config(cohort=3, threads=1), task).threads == 1
     assert {c.threads for c in counted} == {1}
     assert len(counted) == len(set(counted)) + 1  # the first one is measured once to see whether it pays
 
@@ -131,4 +132,4 @@ def test_fit_keeps_the_choice_and_resumes_with_it(counted: list[Candidate], tmp_
 
 
 def test_an_engine_that_the_user_names_is_kept(task: Task) -> None:
-    assert calibrated(replace(Config(), engine="processes"), task).engine == "processes"
+    assert with_engine(replace(Config(), engine="processes"), task).engine == "processes"

@@ -31,29 +31,27 @@ def test_what_is_replayed_looks_at_no_value(variant: Variant, monkeypatch: pytes
 
     monkeypatch.setattr(Evaluator, "_repeated", shapes_only)
     run = training(variant)
-    run.begin()
-    run.evaluator.own(run.state.w, run.table)
+    run.computation.evaluator.own(run.state.w, run.table)
     estimated = variant.sites == "W" and variant.name != "mqat"
     assert set(traced) == {"outputs", "health"} | ({"steps"} if estimated else set())
 
 
 def test_evaluations_on_the_way_see_new_weights() -> None:
     run = training(mqat())
-    run.begin()
-    first = run.evaluator.own(run.state.w, run.table)
+    first = run.computation.evaluator.own(run.state.w, run.table)
     moved = {name: p + 0.5 for name, p in run.state.w.items()}
-    second = run.evaluator.own(moved, run.table)
+    second = run.computation.evaluator.own(moved, run.table)
     assert first["scores"] != second["scores"]
     widths = [Width.of("W", bits) for bits in (32, 8, 6, 4, 3, 2)]
-    assert second["scores"] == {name: s._asdict() for name, s in run.evaluator.score(moved, run.table, widths).items()}
+    expected = run.computation.evaluator.score(moved, run.table, widths)
+    assert second["scores"] == {name: score._asdict() for name, score in expected.items()}
     assert first["layers"] != second["layers"]
 
 
 def test_full_precision_is_the_model_itself() -> None:
     run = training(baseline())
-    run.begin()
-    test, found = run.data.test, run.evaluator.own(run.state.w, run.table)["scores"]["FP32"]
+    test, found = run.computation.task.data.test, run.computation.evaluator.own(run.state.w, run.table)["scores"]["FP32"]
     with torch.no_grad():
-        out = torch.func.functional_call(run.model.eval(), run.state.w, (test.x,))
+        out = torch.func.functional_call(run.computation.task.model.eval(), run.state.w, (test.x,))
     assert found["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(out, test.y)))
     assert found["metric"] == pytest.approx(100 * float((out.argmax(1) == test.y).double().mean()))

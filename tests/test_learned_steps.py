@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from anybit.config import ClientOptions, Config, RangeOptions
 from anybit.data.examples import Data, Examples
 from anybit.engines.sequential import Sequential
+from anybit.federated.state import learned_table
 from anybit.federated.variants import qat
-from anybit.federated.weights import learned_table
 from anybit.quant.grid import BITS
 from anybit.training.loop import Training
 from anybit.training.task import Task
-from tests.gathered import gathered
+from tests.gathered import deltas_of
+from tests.trainings import begun
 
 SITE, BITS_3, RATE = "0.weight_quantizer", BITS.index(3), 0.01
 
@@ -33,13 +34,11 @@ def one_client(x: float, scale: float = 1.0, kind: torch.dtype = torch.float64) 
     images = Examples(torch.full((1, 2), x, dtype=kind), torch.zeros(1, dtype=torch.int64))
     config = Config(cohort=1, client=ClientOptions(lr=0.1, batch_size=1, step_lr=RATE), ranges=RangeOptions(learned=True))
     task = Task(nn.Sequential(layer), qat(3), Data(images, images), [np.arange(1)], output, output)
-    run = Training(task, config)
-    run.begin()
-    return run
+    return begun(task, config)
 
 
 def moved(run: Training) -> Tensor:
-    deltas, _ = gathered(Sequential(), run.client_step(), run.state.w, run.table.steps, run.cohort(0))
+    deltas, _ = deltas_of(Sequential(), run, run.computation.cohort(0))
     return deltas[f"log_step/{SITE}"][0]
 
 
@@ -66,5 +65,5 @@ def test_weights_of_any_size_move_no_step_out_of_sight(scale: float) -> None:
 
 def test_the_table_follows_the_logarithm() -> None:
     run = one_client(0.1)
-    state = run.state._replace(w={**run.state.w, f"log_step/{SITE}": torch.full((len(BITS),), 2.0).log()})
-    assert learned_table(state, run.table).steps[SITE].tolist() == pytest.approx((2 * run.table.steps[SITE]).tolist())
+    doubled = learned_table(run.table, {SITE: torch.full((len(BITS),), 2.0).log()})
+    assert doubled.steps[SITE].tolist() == pytest.approx((2 * run.table.steps[SITE]).tolist())

@@ -8,7 +8,7 @@ from anybit import recipes
 from anybit.config import from_recipe
 from anybit.quant.grid import Width
 from anybit.reproduction.facts import Cell, facts, recipe_of
-from anybit.training.build import build_variant, settled
+from anybit.training.build import Components, settled
 
 BITS = (32, 8, 6, 4, 3, 2)
 WEIGHTS = {"baseline", "kure", "apqn4", "apqn2", "qat4", "qat2", "mqat"}
@@ -58,7 +58,7 @@ def test_every_paper_recipe_knows_its_columns() -> None:
 def test_a_columns_recipe_trains_what_its_title_says() -> None:
     for table in facts().tables.values():
         for name, column in table.columns.items():
-            variant = build_variant(from_recipe(column.recipe))
+            variant = Components(from_recipe(column.recipe)).build_variant()
             if name.startswith(("qat", "apqn")):
                 assert (variant.name, variant.bits) == (name[:-1], (int(name[-1]),)), column
                 assert variant.sites == table.sites, column
@@ -109,6 +109,6 @@ def test_a_claim_compares_bit_by_bit_or_against_other_bits() -> None:
 
 
 def test_the_lowest_width_of_tinyimagenets_set_has_no_32() -> None:
-    variant = build_variant(from_recipe("paper/tinyimagenet-resnet18/mqat"))
+    variant = Components(from_recipe("paper/tinyimagenet-resnet18/mqat")).build_variant()
     assert variant.bits == (2, 3, 4, 6, 8)
     assert str(Width.of(variant.sites, min(variant.bits))) == "W2"

@@ -39,8 +39,8 @@ def test_the_last_good_checkpoint_is_kept(mlp: nn.Module, clients: list[Arrays],
     folder = RunFolder.open(tmp_path / "run")
     checkpoint = folder.load_checkpoint(folder.checkpoints()[-1], torch.device("cpu"))
     assert checkpoint.round == 3
-    assert all(bool(torch.isfinite(p).all()) for p in checkpoint.state.w.values())
-    assert checkpoint.state.optimizer["count"].shape == ()
+    assert all(bool(torch.isfinite(p).all()) for p in checkpoint.weights().values())
+    assert checkpoint.tensors["optimizer/count"].shape == ()
 
 
 def test_evaluation_logs_kurtosis_and_saturation_of_every_layer(mlp: nn.Module, clients: list[Arrays],

@@ -18,11 +18,12 @@ from torch import nn
 import anybit
 from anybit.errors import Interrupted
 from anybit.federated.variants import mqat
-from anybit.training.loop import Training
+from anybit.training.callbacks import Progress, Watch
+from anybit.training.loop import Training, _evaluating, begin
 from anybit.training.run_folder import RunFolder
 from anybit.training.stopping import stoppable
-from anybit.training.task import Progress, Watch
 from tests.parity.cases import training
+from tests.trainings import to_end
 
 Arrays = tuple[np.ndarray, np.ndarray]
 SETTINGS: dict[str, Any] = {"rounds": 5, "cohort": 5, "engine": "sequential", "checkpoint_every": 100}
@@ -93,19 +94,21 @@ def test_a_second_signal_ends_at_once() -> None:
 
 
 def test_the_last_evaluation_can_be_stopped_and_made_later(tmp_path: Path) -> None:
-    expected = training(mqat(), rounds=2).train()
+    expected = to_end(training(mqat(), rounds=2))
     folder = RunFolder.create(tmp_path / "run", {}, {})
     run = stopped_while_evaluating()
+    run.folder = folder
     with pytest.raises(Interrupted, match=r"stopped after round 2; continue with: anybit resume"):
-        run.train(folder)
+        to_end(run)
     assert not (folder.path / "evaluation.json").exists()
-    resumed = training(mqat(), rounds=2).train(folder, resume=True)
+    again = begin(training(mqat(), rounds=2).computation, folder, resume=True)
+    resumed = to_end(again)
     assert resumed.evaluation == expected.evaluation
     assert [entry["loss"] for entry in resumed.metrics] == [entry["loss"] for entry in expected.metrics]
 
 
 def test_without_a_folder_the_last_evaluation_is_finished() -> None:
-    assert stopped_while_evaluating().train().evaluation == training(mqat(), rounds=2).train().evaluation
+    assert to_end(stopped_while_evaluating()).evaluation == to_end(training(mqat(), rounds=2)).evaluation
 
 
 def stopped_while_evaluating() -> Training:
@@ -121,8 +124,8 @@ def stopped_while_evaluating() -> Training:
 def test_an_evaluation_that_takes_long_says_how_far_it_is() -> None:
     run, said = training(mqat()), list[str]()
     run.watch.on_message = said.append
-    run._evaluating(time.perf_counter())(1, 3)
+    _evaluating(run, time.perf_counter())(1, 3)
     assert said == []
-    run._evaluating(time.perf_counter() - 60)(1, 3)
-    run._evaluating(time.perf_counter() - 90)(3, 3)
+    _evaluating(run, time.perf_counter() - 60)(1, 3)
+    _evaluating(run, time.perf_counter() - 90)(3, 3)
     assert said == ["evaluated 1 of 3 step rules in 60 s"]

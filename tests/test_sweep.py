@@ -20,10 +20,11 @@ from anybit.errors import ConfigError, RunError
 from anybit.sweeps.lockstep import train_side_by_side
 from anybit.sweeps.plan import SweepFolder, group_key, groups, plan
 from anybit.sweeps.results import read_results, write_results
-from anybit.sweeps.schedule import SweepWatch, train_group, train_sweep
+from anybit.sweeps.schedule import GroupRun, SweepWatch, train_group, train_sweep
+from anybit.training.callbacks import Progress
 from anybit.training.loop import Training
 from anybit.training.run_folder import RunFolder
-from anybit.training.task import Progress, Task
+from anybit.training.task import Task
 
 MODELS = '''
 import torch
@@ -222,7 +223,7 @@ def test_an_open_engine_is_chosen_once_and_kept(small: SweepFolder, monkeypatch:
         return replace(config, engine="stacked")
 
     said = list[tuple[str, str]]()
-    monkeypatch.setattr("anybit.sweeps.schedule.calibrated", chosen)
+    monkeypatch.setattr("anybit.training.opening.with_engine", chosen)
     watch = SweepWatch(on_message=lambda *message: said.append(message))
     train_sweep(small, watch, TRUSTED)
     assert [each for each in said if "engine" in each[1]] == [(run.name, "the stacked engine") for run in small.runs]
@@ -246,7 +247,7 @@ def test_every_run_computes_with_its_own_threads_and_convolutions(engine: Engine
     def on_round(name: str, progress: Progress) -> None:
         seen.add((name[-1], torch.get_num_threads(), torch.backends.mkldnn.enabled))
 
-    monkeypatch.setattr("anybit.sweeps.schedule.calibrated", chosen)
+    monkeypatch.setattr("anybit.training.opening.with_engine", chosen)
     threads = torch.get_num_threads()
     try:
         assert train_sweep(small, SweepWatch(on_round=on_round), TRUSTED) == {}
@@ -293,23 +294,23 @@ def test_when_the_time_is_over_nothing_more_is_begun(small: SweepFolder) -> None
 
 def test_a_group_is_given_to_one_function(small: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """What trains runs side by side takes its place: all runs of a group come together, with the data once."""
-    asked: list[list[Training]] = []
+    asked: list[list[GroupRun]] = []
 
-    def together(trainings: list[Training]) -> Any:
-        asked.append(list(trainings))
-        return train_group(trainings)
+    def together(runs: list[GroupRun]) -> Any:
+        asked.append(list(runs))
+        return train_group(runs)
 
     monkeypatch.setattr("anybit.sweeps.schedule.train_group", together)
     train_sweep(small, SweepWatch(), TRUSTED)
     assert [len(group) for group in asked] == [4]
-    assert len({t.data.train.x.data_ptr() for t in asked[0]}) == 1
+    assert len({run.opened.computation.task.data.train.x.data_ptr() for run in asked[0]}) == 1
 
 
 def test_runs_of_the_same_operations_go_side_by_side(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the stacked engine all four runs are one program, stopped in the middle and gone on with."""
     programs: list[int] = []
 
-    def counted(trainings: list[Training]) -> Any:
+    def counted(trainings: dict[str, Training]) -> Any:
         programs.append(len(trainings))
         return train_side_by_side(trainings)
 

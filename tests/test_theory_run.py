@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from anybit.api import Run
 from anybit.config import ClientOptions, Component, Config
 from anybit.errors import ConfigError
 from anybit.federated.server import ServerOptions
@@ -21,8 +20,9 @@ from anybit.quant.sites import SiteOptions
 from anybit.theory.estimates import Known
 from anybit.theory.run_bound import clipped_share, run_bound
 from anybit.training.build import build_task
-from anybit.training.loop import Training
+from anybit.training.run import Run
 from anybit.training.run_folder import RunFolder
+from tests.trainings import begun, to_end
 
 MODULE = '''
 import numpy as np, torch
@@ -61,7 +61,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[no
         folder = RunFolder.create(tmp_path / "run", plain(config), {})
         task = build_task(config, ["known"])
         folder.save_split(task.split)
-        Training(task, config).train(folder)
+        to_end(begun(task, config, folder))
         return folder.path
     return train
 

@@ -13,8 +13,8 @@ from anybit.config import ClientOptions, ComputeOptions, Config
 from anybit.data.examples import Data, Examples
 from anybit.federated.server import ServerOptions
 from anybit.federated.variants import apqn, baseline, kure, mqat
-from anybit.training.loop import Training
-from anybit.training.machine import convolution
+from anybit.training.computation import open_computation
+from anybit.training.machine import computing
 from anybit.training.task import Task
 
 
@@ -27,17 +27,17 @@ def main() -> None:
     options: Any = {"engine": engine, "compute": ComputeOptions(convolution=kernels)}  # type: ignore[arg-type]
     config = Config(cohort=work.CLIENTS, client=ClientOptions(lr=work.LR, batch_size=work.BATCH), threads=int(threads),
                     server=ServerOptions("sgd", lr=1.0), device="cpu", **options)
-    training = Training(task, config)
-    training.begin()
-    state, program = training.state, training._round(training.client_step())
     timer = work.Timer()
-    with convolution(config.compute.convolution):
+    with computing(config):
+        computation = open_computation(task, config)
+        state, table = computation.start()
+        given, program = computation.given(table), computation.round_program(computation.client_step(table))
         for round, _ in enumerate(work.rounds()):
             timer.start()
-            cohort = training.cohort(round)
-            state, _ = program(state, (training.table.steps, cohort, training.weighting(cohort)))
+            cohort = computation.cohort(round)
+            state, _ = program(state, (given, cohort, computation.weighting(cohort)))
             timer.done(int(cohort.counts.sum()))
-    training.engine.close()
+    computation.engine.close()
 
 
 work.quiet()

@@ -30,7 +30,7 @@ def test_hub_id_and_columns(tmp_path: Path, write_parquet: Callable[..., Path]) 
     from anybit.cli.data import app
     from anybit.config import from_recipe
     from anybit.training.build import build_task
-    from anybit.training.loop import Training
+    from tests.trainings import trained
 
     recipe, draw = tmp_path / "flowers.toml", np.random.default_rng(0)
     recipe.write_text(block("toml"))
@@ -43,7 +43,7 @@ def test_hub_id_and_columns(tmp_path: Path, write_parquet: Callable[..., Path]) 
     config = from_recipe(str(recipe))
     task = build_task(config)
     assert [len(part) for part in task.split] == [10, 10, 10, 9, 9]
-    assert len(Training(task, config).train().metrics) == 5
+    assert len(trained(task, config).metrics) == 5
 
 
 def test_every_picture_is_there() -> None:

@@ -14,9 +14,9 @@ from anybit.errors import DataError
 from anybit.federated.cohort import build_cohort
 from anybit.federated.variants import mqat
 from anybit.quant.grid import Width
-from anybit.training.loop import Training
 from anybit.training.task import Task
-from tests.gathered import ENGINES, gathered
+from tests.gathered import ENGINES, deltas_of
+from tests.trainings import begun
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 
@@ -81,15 +81,12 @@ def test_every_engine_trains_on_the_same_augmented_images(images: Tensor) -> Non
     data = Data(examples, examples, Pipeline(crop=7, padding=2, flip=True))
     split = np.split(np.arange(40), [1, 10, 17])
     config = Config(cohort=4, client=ClientOptions(lr=0.1, batch_size=4, epochs=2))
-    training = Training(Task(model, mqat(), data, split), config)
-    training.begin()
-    state, table = training.state, training.table
-    step = training.client_step()
+    training = begun(Task(model, mqat(), data, split), config)
     widths = [Width(4, 32), Width(2, 32), Width(32, 32), Width(8, 32)]
     cohort = build_cohort(1, 0, range(4), widths, split, 4, 2)
     assert len(cohort.segments()) > 1
-    reference, losses = gathered(ENGINES["sequential"], step, state.w, table.steps, cohort)
-    stacked, stacked_losses = gathered(ENGINES["stacked"], step, state.w, table.steps, cohort)
+    reference, losses = deltas_of(ENGINES["sequential"], training, cohort)
+    stacked, stacked_losses = deltas_of(ENGINES["stacked"], training, cohort)
     assert all(float(delta.abs().max()) > 0 for delta in reference.values())
     for name, delta in reference.items():
         assert torch.allclose(delta, stacked[name], rtol=1e-6, atol=1e-9), name

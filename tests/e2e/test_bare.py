@@ -19,13 +19,15 @@ import json, pathlib, sys
 import anybit.training.build
 from anybit.config import Config
 from anybit.training.run_folder import RunFolder
-from anybit.training.loop import Training
+from anybit.training.computation import open_computation
+from anybit.training.loop import Simulation, begin, train
 from anybit.files.schema import read
 sys.path.insert(0, str(pathlib.Path.cwd()))
 config = read(Config, json.loads(pathlib.Path("config.json").read_text()))
 task = anybit.training.build.build_task(config, ["own"])
 folder = RunFolder.create(pathlib.Path("run"), json.loads(pathlib.Path("config.json").read_text()), {})
-Training(task, config).train(folder)
+training = begin(open_computation(task, config), folder)
+train(training, Simulation(training))
 loaded = {name.partition(".")[0] for name in sys.modules}
 print(sorted(loaded & {"typer", "rich", "matplotlib", "sklearn", "pydantic", "safetensors", "datasets", "scipy"}))
 """

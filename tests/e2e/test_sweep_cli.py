@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import signal
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,10 @@ from torch import nn
 
 from anybit.cli.main import run
 from anybit.cli.progress import SweepReporter
-from anybit.config import Config
 from anybit.errors import AnybitError, RunsFailed
 from anybit.sweeps.plan import SweepFolder, plan
-from anybit.training.build import build_model
-from anybit.training.task import Progress
+from anybit.training.build import Components
+from anybit.training.callbacks import Progress
 from tests.e2e.conftest import TINY
 from tests.e2e.test_cli import SAME, start, wait_for
 
@@ -151,11 +149,12 @@ def test_a_dry_run_refuses_what_the_run_would(home: Path, monkeypatch: pytest.Mo
 def test_a_dry_run_looks_once_at_what_runs_share_and_at_no_finished_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = []
 
-    def build(config: Config, trusted: Collection[str]) -> nn.Module:
-        built.append(config.model)
-        return build_model(config, trusted)
+    def build(self: Components) -> nn.Module:
+        built.append(self.config.model)
+        return build_model(self)
 
-    monkeypatch.setattr("anybit.sweeps.preflight.build_model", build)
+    build_model = Components.build_model
+    monkeypatch.setattr(Components, "build_model", build)
     assert run(["sweep", "quickstart", "--seeds", "1,2", "--vary", "model.groups=2,4", "--dry-run"]) == 0
     assert [model.arguments["groups"] for model in built] == [2, 4]
     assert run(["sweep", "quickstart/mqat", *SHORT, "--path", "sweep", "--quiet"]) == 0

@@ -19,8 +19,7 @@ from anybit.engines.processes import Processes
 from anybit.errors import EngineError
 from anybit.federated.variants import mqat
 from anybit.quant.grid import Width
-from anybit.training.evaluation import Evaluator
-from anybit.training.loop import Training
+from anybit.training.evaluation import Evaluator, build_evaluator
 from tests.engines.test_processes import gone
 from tests.parity.cases import training
 
@@ -69,16 +68,14 @@ def test_a_killed_process_is_named_and_no_other_stays(tmp_path: Path) -> None:
 
 def test_an_evaluation_has_the_scores_of_the_sequential_engine() -> None:
     run = training(mqat(sites="WA"))
-    run.begin()
     torch.set_num_threads(1)
     widths = [Width.of("WA", bits) for bits in (32, 8, 4, 2)]
-    shared = replace(run.evaluator, engine=Processes(2))
-    assert shared.score(run.state.w, run.table, widths) == run.evaluator.score(run.state.w, run.table, widths)
+    shared = replace(run.computation.evaluator, engine=Processes(2))
+    assert shared.score(run.state.w, run.table, widths) == run.computation.evaluator.score(run.state.w, run.table, widths)
 
 
 def test_the_channel_last_in_memory_changes_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
     run, outputs, laid = training(mqat(sites="WA")), Evaluator._outputs, list[bool]()
-    run.begin()
 
     def watched(self: Evaluator, widths: Any) -> Callable[..., Tensor]:
         answer = outputs(self, widths)
@@ -91,7 +88,7 @@ def test_the_channel_last_in_memory_changes_no_score(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Evaluator, "_outputs", watched)
     widths = [Width.of("WA", bits) for bits in (32, 8, 4)]
-    last, first = (replace(run.evaluator, channels_last=is_last).score(run.state.w, run.table, widths)
+    last, first = (replace(run.computation.evaluator, channels_last=is_last).score(run.state.w, run.table, widths)
                    for is_last in (True, False))
     assert {w: tuple(s) for w, s in last.items()} == {w: pytest.approx(tuple(s), rel=1e-9) for w, s in first.items()}
     assert laid == [True] * 3 + [False] * 3
@@ -101,4 +98,4 @@ def test_the_channel_last_in_memory_changes_no_score(monkeypatch: pytest.MonkeyP
 def test_evaluation_follows_the_convolutions_of_the_training(convolution: Any, last: bool) -> None:
     run = training(mqat())
     config = replace(run.config, compute=ComputeOptions(convolution=convolution))
-    assert Training(run.task, config).evaluator.channels_last is last
+    assert build_evaluator(run.computation.task, config).channels_last is last

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,18 @@ from torch import Tensor
 from anybit.engines.base import Program
 from anybit.engines.stacked import Stacked
 from anybit.errors import EngineError
+from anybit.federated.state import Trainable
 from anybit.federated.variants import Variant, mqat, qat
 from anybit.files.schema import plain
-from anybit.sweeps.schedule import _side_by_side, train_group
+from anybit.sweeps.schedule import GroupRun, _side_by_side, train_group
+from anybit.training.callbacks import Watch
 from anybit.training.evaluation import Evaluator
-from anybit.training.loop import Training
+from anybit.training.loop import Simulation
+from anybit.training.opening import OpenRun
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Trained
 from tests.test_lockstep import training
+from tests.trainings import to_end
 
 
 @pytest.fixture
@@ -30,18 +33,19 @@ def at_most(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     stacked = Stacked.stacked
 
     def limit(clients: int) -> None:
-        def limited(self: Stacked, update: Any, step: Any, w: dict[str, Tensor], steps: Any, cohort: Any) -> Any:
-            if len(next(iter(w.values()))) > clients:
+        def limited(self: Stacked, update: Any, step: Any, w: Trainable, given: Any, cohort: Any) -> Any:
+            if len(next(iter(w.w.values()))) > clients:
                 raise torch.OutOfMemoryError("CUDA out of memory")
-            return stacked(self, update, step, w, steps, cohort)
+            return stacked(self, update, step, w, given, cohort)
         monkeypatch.setattr(Stacked, "stacked", limited)
     return limit
 
 
-def kept(variant: Variant, home: Path, seed: int) -> Training:
-    """With a folder, as the runs of a sweep have one."""
-    config = plain(training(variant, seed, every=2).config)
-    return training(variant, seed, folder=RunFolder.create(home / str(seed), config, {}), every=2)
+def kept(variant: Variant, home: Path, seed: int, rounds: int = 3) -> GroupRun:
+    """A run of a sweep, which has a folder."""
+    run = training(variant, seed, rounds, every=2)
+    folder = RunFolder.create(home / str(seed), plain(run.config), {})
+    return GroupRun(str(seed), OpenRun(run.computation, folder, True), Watch())
 
 
 def same(one: Trained, other: Trained) -> bool:
@@ -50,10 +54,10 @@ def same(one: Trained, other: Trained) -> bool:
 
 
 def test_a_cohort_is_halved_until_it_fits(at_most: Callable[[int], None]) -> None:
-    expected, run, said = training(mqat(), 1).train(), training(mqat(), 1), list[str]()
+    expected, run, said = to_end(training(mqat(), 1)), training(mqat(), 1), list[str]()
     run.watch.on_message = said.append
     at_most(1)
-    assert same(run.train(), expected)
+    assert same(to_end(run), expected)
     assert said[:2] == ["3 clients do not fit into the GPU's memory: computing 2 at a time",
                         "3 clients do not fit into the GPU's memory: computing 1 at a time"]
 
@@ -61,38 +65,37 @@ def test_a_cohort_is_halved_until_it_fits(at_most: Callable[[int], None]) -> Non
 def test_one_client_that_does_not_fit_ends_the_run(at_most: Callable[[int], None]) -> None:
     at_most(0)
     with pytest.raises(EngineError, match=r"one client alone does not fit .*: lower client\.batch_size, or use device=cpu"):
-        training(mqat(), 1).train()
+        to_end(training(mqat(), 1))
 
 
 @pytest.mark.parametrize("clients", [6, 2], ids=["two runs of three clients", "two of one run's three"])
 def test_runs_side_by_side_are_halved_until_they_fit(clients: int, at_most: Callable[[int], None], tmp_path: Path) -> None:
     variants = [mqat(), qat(4), qat(2)]
-    expected = [training(variant, i).train() for i, variant in enumerate(variants)]
+    expected = [to_end(training(variant, i)) for i, variant in enumerate(variants)]
     together = [kept(variant, tmp_path, i) for i, variant in enumerate(variants)]
     at_most(clients)
     outcomes = dict(train_group(together))
     for run, alone in zip(together, expected, strict=True):
-        ended = outcomes[run]
+        ended = outcomes[run.name]
         assert isinstance(ended, Trained), ended
         assert same(ended, alone)
 
 
 def test_one_of_two_that_cannot_begin_leaves_the_other_its_memory(at_most: Callable[[int], None], tmp_path: Path,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    good, bad = kept(mqat(), tmp_path, 0), kept(mqat(), tmp_path, 1)
-    monkeypatch.setattr(bad, "begin", lambda resume: (tmp_path / "nothing").read_text())
+    runs, begin = [kept(mqat(), tmp_path, seed) for seed in (0, 1)], GroupRun.begin
+    monkeypatch.setattr(GroupRun, "begin", lambda run: begin(run) if run.name == "0" else (tmp_path / "gone").read_text())
     at_most(2)
-    outcomes = dict(train_group([good, bad]))
-    assert isinstance(outcomes[bad], FileNotFoundError)
-    ended = outcomes[good]
+    outcomes = dict(train_group(runs))
+    assert isinstance(outcomes["1"], FileNotFoundError)
+    ended = outcomes["0"]
     assert isinstance(ended, Trained), ended
-    assert same(ended, training(mqat(), 0).train())
+    assert same(ended, to_end(training(mqat(), 0)))
 
 
 def test_a_run_that_ended_before_the_memory_did_is_not_trained_again(tmp_path: Path,
                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    together = [kept(mqat(), tmp_path, seed) for seed in range(3)]
-    together[0].config = replace(together[0].config, rounds=1)
+    together = [kept(mqat(), tmp_path, seed, rounds) for seed, rounds in enumerate((1, 3, 3))]
     call, calls = Program.__call__, list[int]()
 
     def scarce(self: Program, *given: Any) -> Any:
@@ -103,36 +106,39 @@ def test_a_run_that_ended_before_the_memory_did_is_not_trained_again(tmp_path: P
 
     monkeypatch.setattr(Program, "__call__", scarce)
     outcomes = list(_side_by_side(together))
-    assert [run for run, _ in outcomes] == together
-    assert all(isinstance(ended, Trained) for _, ended in outcomes)
-    assert [run.round for run in together] == [1, 3, 3]
+    assert [name for name, _ in outcomes] == ["0", "1", "2"]
+    assert [len(ended.metrics) for _, ended in outcomes if isinstance(ended, Trained)] == [1, 3, 3]
 
 
 @pytest.mark.parametrize("runs", [1, 2])
 def test_an_evaluation_gets_the_memory_of_the_round(runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the way and at the end: it does not fit while a round is prepared, and the next round is prepared again."""
-    expected = [training(mqat(), seed, every=2).train() for seed in range(runs)]
+    expected = [to_end(training(mqat(), seed, every=2)) for seed in range(runs)]
     together = [kept(mqat(), tmp_path, seed) for seed in range(runs)]
-    prepared = list[str]()
-    prepare, own = Stacked.prepare, Evaluator.own
+    prepared, programs = list[str](), list[Program]()
+    prepare, own, call = Stacked.prepare, Evaluator.own, Program.__call__
+
+    def seen(self: Program, *given: Any) -> Any:
+        programs.append(self)
+        return call(self, *given)
 
     def counted(self: Stacked, round: Callable[..., Any]) -> Callable[..., Any]:
         prepared.append("round")
         return prepare(self, round)
 
     def cramped(self: Evaluator, *given: Any) -> Any:
-        program = program_of(next(run for run in together if run.evaluator is self))
-        if program.prepared is not None:
+        if programs[-1].prepared is not None:
             raise torch.OutOfMemoryError("CUDA out of memory")
         prepared.append("evaluation")
         return own(self, *given)
 
     monkeypatch.setattr(Stacked, "prepare", counted)
     monkeypatch.setattr(Evaluator, "own", cramped)
+    monkeypatch.setattr(Program, "__call__", seen)
     outcomes = dict(train_group(together))
     assert prepared == ["round", *["evaluation"] * runs, "round", *["evaluation"] * runs]
     for run, alone in zip(together, expected, strict=True):
-        ended = outcomes[run]
+        ended = outcomes[run.name]
         assert isinstance(ended, Trained), ended
         assert same(ended, alone)
         assert [e.get("evaluation") for e in ended.metrics] == [e.get("evaluation") for e in alone.metrics]
@@ -142,22 +148,18 @@ def test_the_last_evaluation_has_the_device_for_itself(monkeypatch: pytest.Monke
     run, grid, free = training(mqat(), 1), Evaluator.grid, list[bool]()
 
     def watched(self: Evaluator, *given: Any) -> Any:
-        free.append(program_of(run).prepared is None)
+        simulation = getattr(run.release, "__self__", None)
+        assert isinstance(simulation, Simulation)
+        free.append(simulation.program.prepared is None)
         return grid(self, *given)
 
     monkeypatch.setattr(Evaluator, "grid", watched)
-    run.train()
+    to_end(run)
     assert free == [True]
 
 
-def program_of(run: Training) -> Program:
-    program = getattr(run.release, "__self__", None)
-    assert isinstance(program, Program)
-    return program
-
-
 def test_test_images_are_halved_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = training(mqat(), 1).train()
+    expected = to_end(training(mqat(), 1))
     outputs, sizes = Evaluator._outputs, list[int]()
 
     def limited(self: Evaluator, widths: Any) -> Callable[..., Tensor]:
@@ -171,7 +173,7 @@ def test_test_images_are_halved_until_they_fit(monkeypatch: pytest.MonkeyPatch) 
         return some
 
     monkeypatch.setattr(Evaluator, "_outputs", limited)
-    ended = training(mqat(), 1).train()
+    ended = to_end(training(mqat(), 1))
     assert max(sizes) == 4
     for site, scores in expected.evaluation["grid"].items():
         assert dict(flat(ended.evaluation["grid"][site])) == pytest.approx(dict(flat(scores)), abs=1e-9)

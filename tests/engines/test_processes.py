@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +20,12 @@ from anybit.config import ComputeOptions, Config
 from anybit.engines import processes
 from anybit.engines.processes import Processes, _Queue
 from anybit.errors import ConfigError, EngineError
+from anybit.training.callbacks import EachRound, Progress
 from anybit.training.loop import Training
 from anybit.training.machine import open_engine
 from anybit.training.run_folder import RunFolder
-from anybit.training.task import Progress, Task
 from tests.parity.test_engines import training
+from tests.trainings import begun, to_end
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -73,9 +75,9 @@ def test_the_longest_client_within_the_window_goes_first() -> None:
 def failing(run: Training) -> tuple[Training, list[int]]:
     """The training, and the pids of its workers once they run."""
     pids: list[int] = []
-    assert isinstance(run.engine, Processes)
-    engine = run.engine
-    run.watch.on_round = lambda progress: pids.extend(w.pid for w in engine._running)
+    engine = run.computation.engine
+    assert isinstance(engine, Processes)
+    run.callbacks = (*run.callbacks, EachRound(lambda progress: pids.extend(w.pid for w in engine._running)))
     return run, pids
 
 
@@ -87,12 +89,11 @@ def test_a_failing_client_is_named_with_round_and_step() -> None:
             raise ValueError("no such label")
         return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
-    task = Task(run.task.model, run.task.variant, run.task.data, run.task.split[3:], loss)
-    alone = Training(task, Config(engine="processes", cohort=1, rounds=2,
-                                         client=anybit.ClientOptions(batch_size=4)))
+    task = replace(run.computation.task, split=run.computation.task.split[3:], loss=loss)
+    alone = begun(task, Config(engine="processes", cohort=1, rounds=2, client=anybit.ClientOptions(batch_size=4)))
     with pytest.raises(EngineError, match=r"^client 0 failed in round 1, local step 5: ValueError: no such label$"):
-        alone.train()
-    assert not alone.engine._running  # type: ignore[attr-defined]
+        to_end(alone)
+    assert not alone.computation.engine._running  # type: ignore[attr-defined]
 
 
 def test_an_error_of_anybit_stays_what_it_is(mlp: nn.Module, clients: list[Arrays], held_out: Arrays) -> None:
@@ -103,25 +104,24 @@ def test_an_error_of_anybit_stays_what_it_is(mlp: nn.Module, clients: list[Array
 
 def test_a_killed_worker_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
     run, pids = failing(training(anybit.mqat(), engine="processes", rounds=9, checkpoint_every=1, threads=1))
-    note, engine = run.watch.on_round, run.engine
+    engine = run.computation.engine
     assert isinstance(engine, Processes)
 
     def kill(progress: Progress) -> None:
-        note(progress)
         if progress.round == 3:
             os.kill(engine._running[-1].pid, signal.SIGKILL)
 
-    run.watch.on_round = kill
-    folder = RunFolder.create(tmp_path / "run", {}, {})
+    run.callbacks = (*run.callbacks, EachRound(kill))
+    run.folder = folder = RunFolder.create(tmp_path / "run", {}, {})
     with pytest.raises(EngineError, match=r"was killed by SIGKILL .* in round 4.*; the last good checkpoint is .*000003"):
-        run.train(folder)
+        to_end(run)
     assert folder.load_checkpoint(folder.checkpoints()[-1], torch.device("cpu")).round == 3
     assert all(gone(pid) for pid in set(pids))
 
 
 def test_workers_end_with_the_training() -> None:
     run, pids = failing(training(anybit.mqat(), engine="processes", rounds=2, threads=1))
-    run.train()
+    to_end(run)
     assert len(set(pids)) >= 1
     assert all(gone(pid) for pid in set(pids))
 
@@ -151,11 +151,11 @@ def test_a_fork_after_openmp_threads_does_not_hang() -> None:
 
 
 def test_convolution_backends_compute_the_same() -> None:
-    reference = training(anybit.mqat(sites="WA"), rounds=2, threads=1).train().w
+    reference = to_end(training(anybit.mqat(sites="WA"), rounds=2, threads=1)).w
     for name in ("default", "channels-last", "no-onednn"):
         run = training(anybit.mqat(sites="WA"), rounds=2, threads=1,
                        compute=ComputeOptions(convolution=name))  # type: ignore[arg-type]
-        w = run.train().w
+        w = to_end(run).w
         assert all(torch.allclose(w[n], reference[n], atol=1e-9) for n in w), name
     assert torch._C._get_mkldnn_enabled()
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from anybit.api import Run
 from anybit.config import Config
 from anybit.environment import environment
 from anybit.export.exporting import Exporter
 from anybit.export.subject import Subject, from_run
 from anybit.files.schema import plain, read
 from anybit.training.build import build_task
-from anybit.training.loop import Training
+from anybit.training.run import Run
 from anybit.training.run_folder import RunFolder
 from tests.export.user_net import TINY
+from tests.trainings import trained
 
 
 def run(arguments: list[str]) -> int:
@@ -42,7 +42,7 @@ def train(path: Path, **changes: Any) -> Path:
     task = build_task(config, TRUSTED)
     folder = RunFolder.create(path, plain(config), environment())
     folder.save_split(task.split)
-    Training(task, config).train(folder)
+    trained(task, config, folder)
     return path
 
 

@@ -12,7 +12,6 @@ import onnx
 import pytest
 import torch
 
-from anybit.api import Run
 from anybit.config import Config
 from anybit.errors import ConfigError, ModelError
 from anybit.export import exporting
@@ -25,6 +24,7 @@ from anybit.quant.grid import Width
 from anybit.quant.sites import SiteOptions
 from anybit.training.build import build_task
 from anybit.training.evaluation import Evaluator, calibration_images
+from anybit.training.run import Run
 from tests.export.conftest import TRUSTED
 from tests.export.user_net import TINY, Upside
 
@@ -40,7 +40,7 @@ def untrained(sites: SiteOptions, model: torch.nn.Module | None = None) -> Subje
     evaluator = Evaluator(model, task.variant, sites, config.ranges, config.evaluation, task.data, images, task.loss,
                           task.metric)
     w = {name: p.detach() for name, p in model.named_parameters()}
-    return Subject(model, evaluator, evaluator.table(w, evaluator.start_table(w), "mse"), "mse", "untrained")
+    return Subject(model, evaluator, evaluator.finder(w, evaluator.start_table(w)).table("mse"), "mse", "untrained")
 
 
 @pytest.mark.parametrize("bits", [8, 6, 4, 3, 2])

@@ -38,7 +38,7 @@ def test_an_epoch_shows_every_example_once(sizes: list[int], batch_size: int, ep
         seen = torch.cat([batch.index for batch in batches]).tolist()
         assert sorted(seen) == sorted(examples.tolist() * epochs)
         assert len(batches) == epochs * -(-len(examples) // batch_size)
-        stacked = [(cohort.index[i, k][cohort.rows[i, k] > 0]).tolist() for k in range(cohort.steps)]
+        stacked = [(cohort.index[i, k][cohort.rows[i, k] > 0]).tolist() for k in range(cohort.local_steps)]
         assert [b for b in stacked if b] == [batch.index.tolist() for batch in batches]
 
 

@@ -13,7 +13,9 @@ from anybit.federated.algorithm import mean_delta
 from anybit.federated.cohort import build_cohort
 from anybit.federated.robust import combiner, median, trimmed_mean
 from anybit.federated.server import ServerOptions
+from anybit.federated.state import LogSteps, Trainable
 from anybit.quant.grid import Width
+from anybit.tensors import picked
 
 CPU = torch.device("cpu")
 
@@ -39,13 +41,13 @@ def test_one_liar_of_five_moves_the_mean_but_neither_median_nor_trimmed_mean() -
 def test_learned_steps_keep_the_mean_over_those_that_trained_at_them() -> None:
     split = [np.arange(3)] * 2
     cohort = build_cohort(1, 0, [0, 1], [Width(2, 32), Width(4, 32)], split, 3, 1)
-    deltas = {"w": torch.tensor([[1.0], [3.0]]), "log_step/a.weight_quantizer": torch.ones(2, 7)}
+    deltas = Trainable({"w": torch.tensor([[1.0], [3.0]])}, LogSteps({"a": torch.ones(2, 7)}, {}))
     weighting = torch.tensor([0.5, 0.5])
-    parts = [(slice(i, i + 1), {n: d[i:i + 1] for n, d in deltas.items()}, torch.ones(1, 3)) for i in range(2)]
+    parts = [(slice(i, i + 1), picked(deltas, slice(i, i + 1)), torch.ones(1, 3)) for i in range(2)]
     combined, losses = combiner(ServerOptions(mean="median"))(parts, cohort.width_bits, weighting)
-    name = "log_step/a.weight_quantizer"
-    assert torch.equal(combined[name], mean_delta(parts, cohort.width_bits, weighting)[0][name])
-    assert combined["w"].item() == 2
+    mean, _ = mean_delta(parts, cohort.width_bits, weighting)
+    assert torch.equal(combined.log_steps.weights["a"], mean.log_steps.weights["a"])
+    assert combined.w["w"].item() == 2
     assert losses.shape == (2, 3)
     assert combiner(ServerOptions()) is mean_delta
 

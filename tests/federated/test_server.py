@@ -28,10 +28,10 @@ def one_step(name: str, v0: float = 0.0) -> tuple[float, float]:
     optimizer = server(ServerOptions(name, lr=0.1, eps=0.01))  # type: ignore[arg-type]
     w = {"w": torch.tensor(1.0)}
     state = optimizer.init(w)
-    if "v/w" in state:
-        state["v/w"] = torch.tensor(v0)
+    if state:
+        state.v["w"] = torch.tensor(v0)
     state, w = optimizer.step(state, w, {"w": torch.tensor(0.5)})
-    return float(state.get("v/w", torch.tensor(0.0))), float(w["w"])
+    return float(state.v["w"]) if state else 0.0, float(w["w"])
 
 
 def test_sgd_adagrad_and_yogi_by_hand() -> None:

@@ -14,11 +14,18 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from anybit.config import Config, from_recipe
 from anybit.errors import AnybitError
+from anybit.federated.state import State
 from anybit.fleet.client_app import app
+from anybit.fleet.devices import Devices
 from anybit.fleet.flower import Context, Grid, Message, RecordDict
-from anybit.fleet.training import FleetTraining
+from anybit.fleet.training import fleet_computation, train_fleet
+from anybit.quant.ranges import StepTable
 from anybit.training.build import build_task, settled
-from anybit.training.task import Watch
+from anybit.training.callbacks import Watch
+from anybit.training.computation import Computation
+from anybit.training.machine import computing
+from anybit.training.opening import OpenRun
+from anybit.training.task import Trained
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
@@ -98,12 +105,41 @@ def small(*overrides: str) -> Config:
     return settled(from_recipe("quickstart/mqat", [*SMALL, *overrides]), ["anybit_test_models"])
 
 
-def fleet(config: Config, grid: LocalGrid, messages: list[str] | None = None) -> FleetTraining:
+@dataclass
+class FleetRun:
+    """A run on the devices of a grid, before it is trained."""
+
+    computation: Computation
+    devices: Devices
+    watch: Watch
+
+    def start(self) -> tuple[State, StepTable]:
+        self.devices.present(self.computation.config.cohort, 1)
+        return self.computation.start()
+
+    def train(self) -> Trained:
+        with computing(self.computation.config):
+            return train_fleet(OpenRun(self.computation, None, False), self.devices, self.watch)
+
+
+def fleet(config: Config, grid: LocalGrid, messages: list[str] | None = None) -> FleetRun:
     torch.set_num_threads(1)
-    watch = Watch(on_message=messages.append if messages is not None else lambda text: None)
-    training = FleetTraining(build_task(config, ["anybit_test_models"]), config, grid, watch)
-    training.exchange.clock, training.exchange.sleep = lambda: grid.now, grid.sleep
-    return training
+    say = messages.append if messages is not None else lambda text: None
+    task = build_task(config, ["anybit_test_models"])
+    devices = Devices(grid, config, task.variant.sites, say)
+    devices.exchange.clock, devices.exchange.sleep = lambda: grid.now, grid.sleep
+    return FleetRun(fleet_computation(task, config, devices), devices, Watch(say))
+
+
+def listening(devices: Devices, log: list[dict[str, Any]]) -> None:
+    """Keep what happens to the devices in `log`, too."""
+    inner = devices.event
+
+    def both(entry: dict[str, Any]) -> None:
+        log.append(entry)
+        inner(entry)
+
+    devices.exchange.log = devices.event = both  # type: ignore[method-assign]
 
 
 def nodes(count: int, **config: Any) -> dict[int, dict[str, Any]]:

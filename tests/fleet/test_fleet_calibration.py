@@ -23,7 +23,7 @@ from anybit.quant.calibrate import (
 )
 from anybit.quant.ranges import RangeRule
 from anybit.quant.sites import SiteOptions
-from anybit.training.build import build_data, build_split
+from anybit.training.build import Components
 from tests.fleet.conftest import LocalGrid, fleet, nodes, small
 
 RULES: list[RangeRule] = ["minmax", "cover", "lsq", "mse"]
@@ -49,20 +49,21 @@ def test_a_calibration_round_gives_the_steps_of_the_devices_images(rule: RangeRu
     config = small("variant.sites=WA", f"ranges.activations={rule}", "ranges.calibration_images=100000")
     grid = LocalGrid(nodes(4))
     training = fleet(config, grid)
-    _, state, table = training.start()
+    state, table = training.start()
     assert ("query.errors", 0) in grid.asked if rule == "mse" else ("query.errors", 0) not in grid.asked
-    data = build_data(config)
-    images = data.pipeline(data.train.x[torch.from_numpy(np.concatenate(build_split(config, data)))])
-    central = activation_table(training.model, config.sites, state.w, images, rule)
+    named = Components(config, ["anybit_test_models"])
+    data = named.build_data()
+    images = data.pipeline(data.train.x[torch.from_numpy(np.concatenate(named.build_split(data)))])
+    central = activation_table(training.computation.task.model, config.sites, state.w, images, rule)
     for site, steps in central.steps.items():
         torch.testing.assert_close(table.steps[site], steps, rtol=1e-4, atol=0)
 
 
 @pytest.mark.usefixtures("own_models")
 def test_the_server_sees_no_training_example() -> None:
-    training = fleet(small("variant.sites=WA"), LocalGrid(nodes(4)))
-    assert len(training.data.train) == len(training.data.test) == 360
-    assert training.data.train.x is training.data.test.x
+    data = fleet(small("variant.sites=WA"), LocalGrid(nodes(4))).computation.task.data
+    assert len(data.train) == len(data.test) == 360
+    assert data.train.x is data.test.x
 
 
 @pytest.mark.usefixtures("own_models")
@@ -77,11 +78,11 @@ def test_a_device_with_impossible_ranges_is_left_out() -> None:
 
     grid.faults[2] = lie
     training = fleet(small("variant.sites=WA", "rounds=1"), grid, said)
-    _, _, table = training.start()
+    _, table = training.start()
     assert any("calibration: client 2 is rejected: seen '1.input_quantizer': a range that cannot be" in t for t in said)
     without = LocalGrid({client: {} for client in (0, 1, 3)})
     config = small("variant.sites=WA", "rounds=1", "cohort=3", "ranges.calibration_images=48")
-    _, _, expected = fleet(config, without).start()
+    _, expected = fleet(config, without).start()
     assert all(torch.equal(table.steps[site], expected.steps[site]) for site in expected.steps)
 
 

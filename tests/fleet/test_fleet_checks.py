@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from anybit.config import FleetOptions
+from anybit.federated.state import Trainable
 from anybit.fleet.checks import Update, check_update, delta_norm
 from anybit.fleet.exchange import Reply
 from anybit.fleet.flower import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -29,7 +30,7 @@ def raw(data: bytes, **lies: Any) -> ArrayRecord:
 def check(delta: ArrayRecord | None = None, options: FleetOptions = FleetOptions(), **values: Any) -> Update:
     delta = to_record(DELTA) if delta is None else delta
     content = RecordDict({"answer": ConfigRecord({**VALUES, **values}), "delta": delta})
-    return check_update(Reply(3, content, "", False, payload_bytes(content)), 7, Width(4, 32), W, options)
+    return check_update(Reply(3, content, "", False, payload_bytes(content)), 7, Width(4, 32), Trainable(W), options)
 
 
 def test_a_good_answer_counts() -> None:
@@ -68,7 +69,7 @@ def test_what_is_wrong_with_a_delta_is_named(delta: ArrayRecord, reason: str) ->
 
 def test_what_an_array_declares_is_not_believed() -> None:
     update = check(raw(to_record(DELTA)["tensors"].data, dtype="float64", shape=(9, 9)))
-    assert torch.equal(update.delta["a.bias"], DELTA["a.bias"])
+    assert torch.equal(update.delta.w["a.bias"], DELTA["a.bias"])
 
 
 @pytest.mark.parametrize(("values", "reason"), [
@@ -86,13 +87,13 @@ def test_missing_records_and_errors_are_named() -> None:
     for content, reason in ((RecordDict(), "no values 'answer'"),
                             (RecordDict({"answer": ConfigRecord(dict(VALUES))}), "no tensors 'delta'")):
         with pytest.raises(Refused, match=reason):
-            check_update(Reply(3, content, "", False, 0), 7, Width(4, 32), W, FleetOptions())
+            check_update(Reply(3, content, "", False, 0), 7, Width(4, 32), Trainable(W), FleetOptions())
     with pytest.raises(Refused, match="error 2: it broke"):
-        check_update(Reply(3, None, "error 2: it broke", False, 0), 7, Width(4, 32), W, FleetOptions())
+        check_update(Reply(3, None, "error 2: it broke", False, 0), 7, Width(4, 32), Trainable(W), FleetOptions())
 
 
 def test_a_long_delta_is_clipped_or_rejected() -> None:
-    norm = delta_norm(DELTA)
+    norm = delta_norm(Trainable(DELTA))
     assert norm == pytest.approx(2.0)
     clipped = check(options=FleetOptions(norm_bound=0.5))
     assert delta_norm(clipped.delta) == pytest.approx(0.5)

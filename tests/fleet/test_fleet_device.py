@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import anybit
-from anybit.api import Run
 from anybit.errors import ConfigError
 from anybit.fleet.client_app import app
 from anybit.fleet.device import device_width, local_task, local_update
@@ -23,6 +22,7 @@ from anybit.fleet.node import Node
 from anybit.fleet.server_app import serve
 from anybit.fleet.wire import to_record
 from anybit.quant.grid import Width
+from anybit.training.run import Run
 from anybit.training.run_folder import RunFolder
 from tests.fleet.conftest import LocalGrid, fleet, nodes, small
 
@@ -40,10 +40,10 @@ def test_a_device_knows_its_width() -> None:
 
 @pytest.mark.usefixtures("own_models")
 def test_a_device_keeps_its_width_whatever_the_server_says() -> None:
-    training = fleet(small(), LocalGrid(nodes(4)))
-    training.begin()
-    arrays = {"w": to_record(training.state.w), "steps": to_record(training.table.steps)}
-    question = training._question(training.roster.present()[0], "train", arrays, Width(8, 32))
+    run = fleet(small(), LocalGrid(nodes(4)))
+    state, table = run.start()
+    arrays = {"w": to_record(state.w), "steps": to_record(table.steps)}
+    question = run.devices.question(run.devices.roster.present()[0], "train", arrays, Width(8, 32))
     context = Context(1, 100, {"partition-id": 0, "bits": 2}, RecordDict(), {"imports": "anybit_test_models"})
     reply = app(Message(question.content, 100, "train"), context)
     assert reply.content["answer"]["width"] == "W2"

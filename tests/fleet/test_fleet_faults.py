@@ -12,29 +12,22 @@ from anybit.errors import ConfigError, RunError
 from anybit.fleet.flower import Message
 from anybit.fleet.node import read_node
 from anybit.fleet.server_app import serve
-from anybit.fleet.training import FleetTraining
 from anybit.fleet.wire import layout, read_tensors, to_record
 from anybit.training.build import build_task
-from anybit.training.loop import Training
 from anybit.training.run_folder import RunFolder
-from tests.fleet.conftest import LocalGrid, fleet, nodes, small
+from anybit.training.task import Trained
+from tests.fleet.conftest import LocalGrid, fleet, listening, nodes, small
+from tests.trainings import trained as train_here
 
 pytestmark = pytest.mark.usefixtures("own_models")
 
 
-def trained(grid: LocalGrid, *overrides: str) -> tuple[FleetTraining, list[dict[str, Any]], list[str]]:
+def trained(grid: LocalGrid, *overrides: str) -> tuple[Trained, list[dict[str, Any]], list[str]]:
     """Train, and return what was logged and said."""
-    said: list[str] = []
-    training, log = fleet(small(*overrides), grid, said), list[dict[str, Any]]()
-    inner = training._event
-
-    def both(entry: dict[str, Any]) -> None:
-        log.append(entry)
-        inner(entry)
-
-    training.exchange.log = training._event = both  # type: ignore[method-assign]
-    training.train()
-    return training, log, said
+    said, log = list[str](), list[dict[str, Any]]()
+    run = fleet(small(*overrides), grid, said)
+    listening(run.devices, log)
+    return run.train(), log, said
 
 
 def rounds(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -224,7 +217,7 @@ def test_a_fleets_run_can_be_finished_on_one_process(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="round 3"):
         serve(grid, config, broken, ["anybit_test_models"])
     folder = RunFolder.open(broken)
-    Training(build_task(config, ["anybit_test_models"]), config).train(folder, resume=True)
+    train_here(build_task(config, ["anybit_test_models"]), config, folder, resume=True)
     mended, straight = folder.model(), RunFolder.open(whole).model()
     for name in straight:
         torch.testing.assert_close(mended[name], straight[name], rtol=0, atol=1e-6)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from anybit.api import Run
 from anybit.training.build import build_task
-from anybit.training.loop import Training
+from anybit.training.run import Run
 from anybit.training.run_folder import RunFolder
-from tests.fleet.conftest import LocalGrid, fleet, nodes, small
+from tests.fleet.conftest import LocalGrid, fleet, listening, nodes, small
+from tests.trainings import trained
 
 
 @pytest.mark.usefixtures("own_models")
@@ -22,7 +23,7 @@ from tests.fleet.conftest import LocalGrid, fleet, nodes, small
     ids=lambda overrides: " ".join(overrides) or "mqat")
 def test_the_server_model_is_that_of_the_sequential_engine(overrides: list[str]) -> None:
     config = small(*overrides)
-    here = Training(build_task(config, ["anybit_test_models"]), config).train()
+    here = trained(build_task(config, ["anybit_test_models"]), config)
     there = fleet(config, LocalGrid(nodes(4))).train()
     for name, expected in here.w.items():
         torch.testing.assert_close(there.w[name], expected, rtol=0, atol=1e-6)
@@ -56,10 +57,9 @@ def test_a_fleet_run_is_an_ordinary_run_folder(tmp_path: Path) -> None:
 def test_devices_train_at_their_own_width() -> None:
     grid = LocalGrid({client: {"bits": bits} for client, bits in enumerate((2, 4, 8, 32))})
     config = small("rounds=1")
-    seen = []
+    seen = list[dict[str, Any]]()
     training = fleet(config, grid)
-    training.exchange.log = seen.append
-    training._event = seen.append  # type: ignore[method-assign]
+    listening(training.devices, seen)
     training.train()
     (round,) = [entry for entry in seen if entry["event"] == "round"]
     assert sorted((d["client"], d["width"]) for d in round["devices"]) == [(0, "W2"), (1, "W4"), (2, "W8"), (3, "FP32")]

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from anybit.api import Run
 from anybit.config import from_recipe
 from anybit.fleet.project import Project
 from anybit.training.build import build_task, settled
-from anybit.training.loop import Training
+from anybit.training.run import Run
 from anybit.training.run_folder import RunFolder
 from tests.fleet.deployment import TINY, Deployment, free_port, wait_for
+from tests.trainings import trained
 
 pytestmark = [pytest.mark.fleet, pytest.mark.usefixtures("own_models")]
 
@@ -31,7 +31,7 @@ def test_the_simulation_runtime_gives_the_model_of_the_sequential_engine(tmp_pat
         deployment.shut_down()
     assert deployment.processes() == []
     config = settled(from_recipe(str(deployment.server / "app/fleet_app/recipe.toml")), ["anybit_test_models"])
-    here = Training(build_task(config, ["anybit_test_models"]), config).train()
+    here = trained(build_task(config, ["anybit_test_models"]), config)
     there = Run.load(run, trusted=["anybit_test_models"])
     for name, value in RunFolder.open(run).model().items():
         torch.testing.assert_close(value, here.w[name], rtol=0, atol=1e-6)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from anybit.federated.state import LogSteps, Trainable
 from anybit.fleet.flower import RecordDict
 from anybit.fleet.traffic import (
     SCALES,
@@ -21,14 +22,13 @@ from anybit.quant.calibrate import weight_table
 from anybit.quant.grid import BITS, Grid, Width, limits, quantize
 from anybit.quant.sites import SiteOptions, prepare
 
-DELTA = {"a.weight": torch.randn(40, 25, generator=torch.Generator().manual_seed(1)) / 100, "a.bias": torch.zeros(3),
-         "log_step/a.weight_quantizer": torch.randn(7)}
+W = {"a.weight": torch.randn(40, 25, generator=torch.Generator().manual_seed(1)) / 100, "a.bias": torch.zeros(3)}
+DELTA = Trainable(W, LogSteps({"a": torch.randn(7)}, {}))
 
 
 def there_and_back(bits: int, key: int) -> dict[str, torch.Tensor]:
-    like = layout(DELTA)
     content = RecordDict({"delta": to_record(round_delta(DELTA, bits, key))})
-    return unrounded_delta(read_tensors(content, "delta", rounded_layout(like, bits)), like, bits)
+    return unrounded_delta(read_tensors(content, "delta", rounded_layout(DELTA, bits)), DELTA, bits).named()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -36,36 +36,36 @@ def test_the_mean_over_many_roundings_is_the_delta(bits: int) -> None:
     """Unbiased: the error of the mean falls as 1/√n, within five standard deviations of s/√(4n)."""
     count = 400
     mean = torch.stack([there_and_back(bits, key)["a.weight"] for key in range(count)]).mean(0)
-    scale = float(DELTA["a.weight"].abs().max()) / (2 ** (bits - 1) - 1)
-    assert float((mean - DELTA["a.weight"]).abs().max()) < 5 * scale / math.sqrt(4 * count)
-    assert abs(float((mean - DELTA["a.weight"]).mean())) < 5 * scale / math.sqrt(4 * count * DELTA["a.weight"].numel())
+    scale = float(W["a.weight"].abs().max()) / (2 ** (bits - 1) - 1)
+    assert float((mean - W["a.weight"]).abs().max()) < 5 * scale / math.sqrt(4 * count)
+    assert abs(float((mean - W["a.weight"]).mean())) < 5 * scale / math.sqrt(4 * count * W["a.weight"].numel())
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_one_rounding_is_off_by_less_than_a_step_and_repeats(bits: int) -> None:
     once = there_and_back(bits, 7)
-    scale = float(DELTA["a.weight"].abs().max()) / (2 ** (bits - 1) - 1)
-    assert float((once["a.weight"] - DELTA["a.weight"]).abs().max()) < scale * 1.001
+    scale = float(W["a.weight"].abs().max()) / (2 ** (bits - 1) - 1)
+    assert float((once["a.weight"] - W["a.weight"]).abs().max()) < scale * 1.001
     assert torch.equal(once["a.weight"], there_and_back(bits, 7)["a.weight"])
     assert not torch.equal(once["a.weight"], there_and_back(bits, 8)["a.weight"])
     assert torch.equal(once["a.bias"], torch.zeros(3))
-    assert torch.equal(once["log_step/a.weight_quantizer"], DELTA["log_step/a.weight_quantizer"])
+    assert torch.equal(once["log_step/a"], DELTA.log_steps.weights["a"])
 
 
 def test_bytes_fall_with_the_bits() -> None:
-    whole = payload_bytes(RecordDict({"delta": to_record(DELTA)}))
+    whole = payload_bytes(RecordDict({"delta": to_record(DELTA.named())}))
     eight, four = (payload_bytes(RecordDict({"delta": to_record(round_delta(DELTA, bits, 1))})) for bits in (8, 4))
     assert whole > 4000 > eight > 1000 > four - 600
 
 
 def test_codes_outside_their_range_are_refused() -> None:
-    like, arrays = layout(DELTA), round_delta(DELTA, 4, 1)
+    arrays = round_delta(DELTA, 4, 1)
     with pytest.raises(Refused, match="outside their range"):
-        unrounded_delta({**arrays, "a.weight": torch.full_like(arrays["a.weight"], 255)}, like, 4)
+        unrounded_delta({**arrays, "a.weight": torch.full_like(arrays["a.weight"], 255)}, DELTA, 4)
     with pytest.raises(Refused, match="outside their range"):
-        unrounded_delta({**arrays, SCALES: -arrays[SCALES]}, like, 4)
+        unrounded_delta({**arrays, SCALES: -arrays[SCALES]}, DELTA, 4)
     with pytest.raises(Refused, match="not finite"):
-        unrounded_delta({**arrays, SCALES: torch.full_like(arrays[SCALES], 3e38)}, like, 4)
+        unrounded_delta({**arrays, SCALES: torch.full_like(arrays[SCALES], 3e38)}, DELTA, 4)
 
 
 @pytest.mark.parametrize("options", [SiteOptions(), SiteOptions(per_channel=True), SiteOptions(first_last_bits=8),
@@ -77,8 +77,8 @@ def test_the_model_arrives_as_it_is_quantized(mlp: nn.Module, options: SiteOptio
     table = weight_table(prepared, w, "mse", options.per_channel)
     packed = low_bit_weights(prepared, w, table, width)
     content = RecordDict({"weights": to_record(packed)})
-    arrived = restored_weights(prepared, read_tensors(content, "weights", low_bit_layout(prepared, layout(w), width)),
-                               layout(w), table, width)
+    arrays = read_tensors(content, "weights", low_bit_layout(prepared, layout(w), table, width))
+    arrived = restored_weights(prepared, arrays, layout(w), table, width)
     own = options.first_last_bits or bits
     steps = table.steps["0.weight_quantizer"][BITS.index(own)]
     expected = quantize(w["0.weight"], Grid(steps, *limits(torch.tensor(own), options.weight_grid)))

@@ -16,8 +16,8 @@ from anybit.kernels.native import compiled, library
 from anybit.kernels.native.compiled import _fingerprint, _kept
 from anybit.models import lenet5
 from anybit.training import engine_choice
+from anybit.training.computation import open_computation
 from anybit.training.engine_choice import example_task
-from anybit.training.loop import Training
 
 LOAD = "from anybit.kernels.native import library; library(); print('loaded')"
 
@@ -116,10 +116,10 @@ def test_two_processes_at_once(home: Path) -> None:
 def test_without_a_compiler_it_is_said_and_never_a_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr("anybit.training.loop.library", library.__wrapped__)
+    monkeypatch.setattr("anybit.training.computation.library", library.__wrapped__)
     wanted = r"^compute.convolution = 'native', but there is no C\+\+ compiler .*: install g\+\+"
     with pytest.raises(ConfigError, match=wanted) as e:
-        Training(example_task(lenet5(), 2, 4), Config(cohort=2, compute=ComputeOptions(convolution="native")))
+        open_computation(example_task(lenet5(), 2, 4), Config(cohort=2, compute=ComputeOptions(convolution="native")))
     assert e.value.exit_code == 2
     assert "\n" not in str(e.value)
     monkeypatch.setattr(engine_choice, "library", library.__wrapped__)

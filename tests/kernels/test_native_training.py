@@ -15,11 +15,15 @@ from anybit.engines.processes import Processes
 from anybit.engines.sequential import Sequential
 from anybit.errors import Diverged
 from anybit.federated.variants import Variant, apqn, baseline, kure, mqat, qat
+from anybit.kernels.native.layers import NativeMaxPool2d
 from anybit.layers import GroupNormReLU
 from anybit.quant.grid import SiteKinds
-from anybit.training import engine_choice
-from anybit.training.loop import Task, Training
-from tests.gathered import gathered
+from anybit.training import computation, engine_choice
+from anybit.training.loop import Training
+from anybit.training.machine import computing
+from anybit.training.task import Task
+from tests.gathered import deltas_of
+from tests.trainings import begun, to_end
 
 pytestmark = pytest.mark.usefixtures("native")
 SIZES = [1, 9, 20, 37]
@@ -52,14 +56,14 @@ def training(variant: Variant, convolution: str = "native", lr: float = 0.05, **
     examples = Examples(x, torch.from_numpy(draw.integers(3, size=total)))
     options: Any = {"threads": 1, "device": "cpu", "compute": ComputeOptions(convolution=convolution), **settings}  # type: ignore[arg-type]
     config = Config(cohort=len(SIZES), client=ClientOptions(lr=lr, batch_size=16), **options)
-    return Training(Task(Net(), variant, Data(examples, Examples(x[:4], examples.y[:4])),
-                         np.split(np.arange(total), np.cumsum(SIZES)[:-1])), config)
+    return begun(Task(Net(), variant, Data(examples, Examples(x[:4], examples.y[:4])),
+                      np.split(np.arange(total), np.cumsum(SIZES)[:-1])), config)
 
 
 def deltas(run: Training, engine: Any = None) -> dict[str, Tensor]:
-    run.begin()
-    each, losses = gathered(engine or Sequential(), run.client_step(), run.state.w, run.table.steps, run.cohort(3))
-    return {**each, "losses": losses}
+    with computing(run.config):
+        named, losses = deltas_of(engine or Sequential(), run, run.computation.cohort(3))
+    return {**named, "losses": losses}
 
 
 def assert_near(ours: dict[str, Tensor], reference: dict[str, Tensor], most: float) -> None:
@@ -103,22 +107,24 @@ def test_processes_give_the_bytes_of_one_after_another(name: str) -> None:
     assert all(torch.equal(again[n], reference[n]) for n in reference)
 
 
-def test_the_kernels_are_used_by_a_client_alone_only() -> None:
+def test_the_kernels_are_used_by_a_client_alone_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is mapped over stacked clients, and the user's model, stay with the library."""
+    used: list[nn.Module] = []
+    use = computation.use_native
+    monkeypatch.setattr(computation, "use_native", lambda model: (used.append(model), use(model)))
     run = training(baseline())
-    run.begin()
-    step: Any = run.client_step()
-    prepared = step.alone.keywords["loss"].__closure__
-    models = [cell.cell_contents.model for cell in prepared if hasattr(cell.cell_contents, "model")]
-    assert models[0].second.kernel is not None
-    assert type(models[0].first) is not nn.Sequential
-    assert type(run.model.first) is nn.Sequential
-    assert run.model.norm.kernel is None  # type: ignore[union-attr]
+    run.computation.client_step(run.table)
+    (alone,) = used
+    assert alone.second.kernel is not None
+    assert type(alone.first[2]) is NativeMaxPool2d  # type: ignore[index]
+    model: Any = run.computation.task.model
+    assert type(model.first[2]) is nn.MaxPool2d
+    assert model.norm.kernel is None
 
 
 def test_a_loss_that_is_not_finite_ends_the_run() -> None:
     with pytest.raises(Diverged, match=r"the loss is (nan|inf)"):
-        training(baseline(), lr=1e20, rounds=3).train()
+        to_end(training(baseline(), lr=1e20, rounds=3))
 
 
 def test_calibration_measures_it() -> None:

@@ -15,6 +15,7 @@ from anybit.federated.variants import Variant, apqn, baseline, kure, mqat, qat, 
 from anybit.quant.grid import SiteKinds
 from anybit.training.loop import Training
 from anybit.training.task import Task
+from tests.trainings import begun
 
 SIZES = [1, 9, 4, 17]
 SITES: tuple[SiteKinds, ...] = ("W", "A", "WA")
@@ -59,4 +60,4 @@ def training(variant: Variant, pool: nn.Module | None = None, clip: float | None
                 Examples(torch.randn(4, 1, 6, 6).double(), torch.tensor([0, 1, 2, 0])))
     split = np.split(np.arange(total), np.cumsum(SIZES)[:-1])
     config = Config(cohort=len(SIZES), client=ClientOptions(lr=0.1, batch_size=4, epochs=2, clip=clip), **settings)
-    return Training(Task(Net(pool or nn.AvgPool2d(2)).double(), variant, data, split), config)
+    return begun(Task(Net(pool or nn.AvgPool2d(2)).double(), variant, data, split), config)

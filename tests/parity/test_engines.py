@@ -21,11 +21,9 @@ from tests.parity.cases import SITES, SIZES, VARIANTS, training, with_decay
 
 
 def deltas_by_engine(run: Training, widths: list[Width]) -> dict[str, tuple[dict[str, Tensor], Tensor]]:
-    run.begin()
-    state, table = run.state, run.table
-    step = run.client_step()
-    cohort = build_cohort(1, 3, range(len(SIZES)), widths, run.task.split, 4, 2)
-    return {name: gathered(engine, step, state.w, table.steps, cohort) for name, engine in ENGINES.items()}
+    cohort = build_cohort(1, 3, range(len(SIZES)), widths, run.computation.task.split, 4, 2)
+    step, given = run.computation.client_step(run.table), run.computation.given(run.table)
+    return {name: gathered(engine, step, run.state.trainable, given, cohort) for name, engine in ENGINES.items()}
 
 
 def assert_parity(results: dict[str, tuple[dict[str, Tensor], Tensor]]) -> None:
@@ -101,14 +99,12 @@ def test_parity_of_site_options(options: SiteOptions) -> None:
 def test_same_draws_whatever_the_cohort_around_a_client() -> None:
     """A client's noise depends on (seed, round, client) alone, not on who else is in the cohort."""
     run = training(apqn(2, "WA"))
-    run.begin()
-    state, table = run.state, run.table
-    step = run.client_step()
+    step, given = run.computation.client_step(run.table), run.computation.given(run.table)
 
     def delta(clients: list[int], engine: str) -> Tensor:
         widths = [Width(2, 2)] * len(clients)
-        cohort = build_cohort(1, 3, clients, widths, run.task.split, 4, 2)
-        deltas, _ = gathered(ENGINES[engine], step, state.w, table.steps, cohort)
+        cohort = build_cohort(1, 3, clients, widths, run.computation.task.split, 4, 2)
+        deltas, _ = gathered(ENGINES[engine], step, run.state.trainable, given, cohort)
         return deltas["conv2.weight"][clients.index(1)]
 
     reference = delta([1], "sequential")

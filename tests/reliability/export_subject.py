@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from anybit.api import Run
 from anybit.config import EvaluationOptions
 from anybit.data.examples import Data, Examples
 from anybit.export.subject import Subject
 from anybit.federated.objective import accuracy, cross_entropy
 from anybit.federated.variants import mqat
 from anybit.training.evaluation import Evaluator
+from anybit.training.run import Run
 
 
 def subject_of(run: Run) -> Subject:

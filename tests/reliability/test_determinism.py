@@ -13,9 +13,8 @@ from torch import nn
 
 import anybit
 from anybit.data.examples import Data, as_examples
-from anybit.federated.weights import weights
-from anybit.training.loop import Training
 from anybit.training.task import Task
+from tests.trainings import trained as train_to_end
 
 ONE_ROUND = 1e-6
 """Weights after one round, by engine or by threads: |a − b| ≤ ONE_ROUND · max |w|. Sums of float32 in another order."""
@@ -52,9 +51,8 @@ def trained(examples: tuple[Data, list[np.ndarray]], variant: str, engine: str, 
     options = anybit.EvaluationOptions(every=1000, bits=(32,), sites=("W",), steps=("mse",))
     config = anybit.config.Config(rounds=rounds, cohort=4, engine=engine, device="cpu", threads=threads,  # type: ignore[arg-type]
                                   client=anybit.ClientOptions(batch_size=16), evaluation=options)
-    training = Training(Task(model(), VARIANTS[variant], data, split), config)
-    training.train()
-    return torch.cat([p.flatten() for p in weights(training.state).values()])
+    w = train_to_end(Task(model(), VARIANTS[variant], data, split), config).w
+    return torch.cat([p.flatten() for p in w.values()])
 
 
 def apart(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -21,8 +21,8 @@ from anybit.data.cache import Manifest
 from anybit.errors import AnybitError, DataError, RunError
 from anybit.report import write_report
 from anybit.sweeps.results import read_results, write_results
+from anybit.training.callbacks import Progress
 from anybit.training.run_folder import RunFolder
-from anybit.training.task import Progress
 from tests.reliability.conftest import Disk
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -118,11 +118,11 @@ def test_a_data_set_is_kept_whole(disk: tuple[Path, Disk], monkeypatch: pytest.M
 @pytest.mark.parametrize("state", STATES)
 def test_an_export_says_it(disk: tuple[Path, Disk], fit: Callable[..., Any], tmp_path: Path, mlp: nn.Module,
                            state: str) -> None:
-    from anybit.api import Run
     from anybit.export.archive import read_archive
     from anybit.export.exporting import Exporter
     from anybit.export.subject import Subject
     from anybit.quant.grid import Width
+    from anybit.training.run import Run
     from tests.reliability.export_subject import subject_of
 
     fit(tmp_path / "run")

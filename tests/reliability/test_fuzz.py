@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from anybit.errors import AnybitError, ConfigError, RunError
 from anybit.export.archive import read_archive
-from anybit.files.reading import read_bytes, read_toml
-from anybit.files.reading import read_json
+from anybit.files.reading import read_bytes, read_json, read_toml
 from anybit.files.safetensors import save
 from anybit.recipes import load, parse_override
 

@@ -17,9 +17,10 @@ from anybit.errors import Interrupted
 from anybit.federated import variants
 from anybit.files.schema import plain
 from anybit.report import write_report
-from anybit.training.loop import Training
+from anybit.training.callbacks import EachRound, Progress, Watch
 from anybit.training.run_folder import RunFolder
-from anybit.training.task import Progress, Task, Watch
+from anybit.training.task import Task
+from tests.trainings import begun, to_end
 
 ROUNDS = 3
 
@@ -51,13 +52,12 @@ def train(path: Path, variant: variants.Variant, *, bits: tuple[int, ...] = (32,
     def on_round(progress: Progress) -> None:
         watch.stop = progress.round == stop_after
 
-    watch.on_round = on_round
-    training = Training(Task(_model(), variant, _data(), split), config, watch)
+    run = begun(Task(_model(), variant, _data(), split), config, folder, watch=watch, callbacks=[EachRound(on_round)])
     if stop_after is None:
-        training.train(folder)
+        to_end(run)
     else:
         with pytest.raises(Interrupted):
-            training.train(folder)
+            to_end(run)
     return path
 
 

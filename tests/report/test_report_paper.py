@@ -21,7 +21,7 @@ from anybit.reproduction.facts import facts
 from anybit.reproduction.overfitting import courses
 from anybit.reproduction.plots import paper_plots
 from anybit.sweeps.results import Point, Result, write_results
-from anybit.training.build import build_variant, settled
+from anybit.training.build import Components, settled
 
 BITS = (32, 8, 6, 4, 3, 2)
 LENET = "paper/cifar10-lenet5"
@@ -31,7 +31,7 @@ def result(recipe: str, seed: int, accuracies: dict[int, float], again: dict[int
            overrides: tuple[str, ...] = ()) -> Result:
     """A finished run with these accuracies; `again`: with re-estimated steps."""
     config = settled(from_recipe(recipe, [f"seed={seed}", *overrides]))
-    variant = build_variant(config)
+    variant = Components(config).build_variant()
 
     def scores(values: dict[int, float]) -> dict[str, dict[str, float]]:
         return {str(Width.of(sites, b)): {"loss": 1.0, "metric": v} for sites in ("W", "A", "WA") for b, v in values.items()}  # type: ignore[arg-type]

@@ -34,11 +34,6 @@ def check_without_data(configs: Iterable[Config], trusted: Collection[str] = ())
                 passed.add(key)
 
 
-def _names(named: Components) -> None:
-    named.written_out()
-    _ = named.loss, named.metric
-
-
 def _data(named: Components) -> None:
     settings = named.data.arguments()
     if named.config.data.name in DATA:
@@ -74,7 +69,6 @@ def _cohort(named: Components) -> None:
 
 
 _CHECKS: dict[Callable[[Components], object], tuple[str, ...]] = {
-    _names: ("data", "split", "model", "variant", "loss", "metric"), _data: ("data",), _model: ("model", "sites"),
-    _ranges: ("variant", "ranges"), _split: ("split",), _cohort: ("split", "cohort"),
-    _machine: ("device", "engine", "compute", "server", "cohort", "rounds")}
+    _data: ("data",), _model: ("model", "sites"), _ranges: ("variant", "ranges"), _split: ("split",),
+    _cohort: ("split", "cohort"), _machine: ("device", "engine", "compute", "server", "cohort", "rounds")}
 """Each with the settings it looks at."""

@@ -7,7 +7,6 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -72,39 +71,18 @@ class Named:
             raise ConfigError(f"{self.what} {asked}: {reason}") from None
 
 
-@dataclass(frozen=True)
 class Components:
-    """The functions that a config names, each found when it is first asked for.
+    """The functions that a config names. Code outside anybit is imported only from `trusted` modules."""
 
-    Code outside anybit is imported only from `trusted` modules.
-    """
+    def __init__(self, config: Config, trusted: Collection[str] = ()) -> None:
+        def named(what: str, component: Component, known: Registry) -> Named:
+            return Named(what, component, _function(what, component.name, known, trusted))
 
-    config: Config
-    trusted: Collection[str] = ()
-
-    @cached_property
-    def data(self) -> Named:
-        return Named("data", self.config.data, self._function("data", self.config.data.name, DATA))
-
-    @cached_property
-    def split(self) -> Named:
-        return Named("split", self.config.split, self._function("split", self.config.split.name, SPLITS))
-
-    @cached_property
-    def model(self) -> Named:
-        return Named("model", self.config.model, self._function("model", self.config.model.name, MODELS))
-
-    @cached_property
-    def variant(self) -> Named:
-        return Named("variant", self.config.variant, self._function("variant", self.config.variant.name, VARIANTS))
-
-    @cached_property
-    def loss(self) -> PerExample:
-        return self._function("loss", self.config.loss, LOSSES)
-
-    @cached_property
-    def metric(self) -> PerExample:
-        return self._function("metric", self.config.metric, METRICS)
+        self.config = config
+        self.data, self.split = named("data", config.data, DATA), named("split", config.split, SPLITS)
+        self.model, self.variant = named("model", config.model, MODELS), named("variant", config.variant, VARIANTS)
+        self.loss: PerExample = _function("loss", config.loss, LOSSES, trusted)
+        self.metric: PerExample = _function("metric", config.metric, METRICS, trusted)
 
     def written_out(self) -> Config:
         """Return the config with every default argument of its data, split, model and variant in it."""
@@ -126,27 +104,6 @@ class Components:
 
     def build_variant(self) -> Variant:
         return _expect("variant", self.variant.call(), Variant)
-
-    def _function(self, what: str, name: str, known: Registry) -> Callable[..., Any]:
-        """Find one of anybit's own by name, or 'module:function' from a module that the user said to import."""
-        if name in known:
-            return known[name]
-        module, sign, attribute = name.partition(":")
-        if not sign:
-            raise ConfigError(f"unknown {what} '{name}': {did_you_mean(name, known)}, or write 'module:function'")
-        if module not in self.trusted:
-            raise ConfigError(f"{what} '{name}' is code outside anybit: allow it with --import {module}")
-        if str(Path.cwd()) not in sys.path:
-            sys.path.insert(0, str(Path.cwd()))
-        try:
-            found = getattr(importlib.import_module(module), attribute)
-        except ImportError as error:
-            raise ConfigError(f"{what} '{name}': module '{module}' cannot be imported ({error})") from None
-        except AttributeError:
-            raise ConfigError(f"{what} '{name}': module '{module}' has no '{attribute}'") from None
-        if not callable(found):
-            raise ConfigError(f"{what} '{name}' cannot be called")
-        return found  # type: ignore[no-any-return]
 
 
 def build_task(config: Config, trusted: Collection[str] = (), data: Data | None = None) -> Task:
@@ -178,3 +135,25 @@ def _expect(what: str, value: Any, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise ModelError(f"{what}: expected a {kind.__name__}, but got a {type(value).__name__}")
     return value
+
+
+def _function(what: str, name: str, known: Registry, trusted: Collection[str]) -> Callable[..., Any]:
+    """Find one of anybit's own by name, or 'module:function' from a module that the user said to import."""
+    if name in known:
+        return known[name]
+    module, sign, attribute = name.partition(":")
+    if not sign:
+        raise ConfigError(f"unknown {what} '{name}': {did_you_mean(name, known)}, or write 'module:function'")
+    if module not in trusted:
+        raise ConfigError(f"{what} '{name}' is code outside anybit: allow it with --import {module}")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ImportError as error:
+        raise ConfigError(f"{what} '{name}': module '{module}' cannot be imported ({error})") from None
+    except AttributeError:
+        raise ConfigError(f"{what} '{name}': module '{module}' has no '{attribute}'") from None
+    if not callable(found):
+        raise ConfigError(f"{what} '{name}' cannot be called")
+    return found  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from anybit.quant.grid import BITS, Grid, Transform, Width, pseudo_noise, quantize, rounding
-from anybit.quant.single_client import Alone, HostGrid, on_grid, rounded
+from anybit.quant.single_client import HostGrid, SingleClientModel, on_grid, rounded
 from anybit.quant.sites import SiteOptions, bind, prepare, step_shapes
 
 
@@ -60,10 +60,9 @@ def test_alone_gives_what_bound_buffers_give(options: SiteOptions, width: Width,
              for site, shape in step_shapes(Net(), options).items()}
     x, more = torch.randn(6, 4).double(), {"rows": torch.ones(6), "key": torch.tensor(0), "count": torch.tensor(0)}
     expected = torch.func.functional_call(model, {**w, **bind(model, steps, torch.tensor(width), **more)}, (x,))
-    alone = Alone(prepare(Net().double(), transform, transform, options))
-    first = alone(w, steps, torch.tensor(width), x, **more)[0]
-    other = alone(w, steps, torch.tensor(Width(3, 8)), x, **more)[0]
-    again = alone(w, steps, torch.tensor(width), x, **more)[0]
+    alone = SingleClientModel(prepare(Net().double(), transform, transform, options))
+    here, there = alone.at(width, steps), alone.at(Width(3, 8), steps)
+    first, other, again = (model(w, steps, x, **more)[0] for model in (here, there, here))
     assert torch.allclose(first, expected, atol=1e-12)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
