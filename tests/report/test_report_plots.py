@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,8 +15,9 @@ import torch
 from anybit.errors import MissingExtra
 from anybit.quant.ranges import weight_steps
 from anybit.report import mixed, plots, weights, write_report
-from anybit.report.read import RunRecord, read_runs
+from anybit.report.read import read_runs
 from anybit.report.style import inline, render, require_matplotlib, styled
+from anybit.training.reading import RunRecord
 
 Copied = Callable[[str, str], Path]
 MIDDLE = "3.weight_quantizer"
@@ -108,18 +110,26 @@ def test_grids_follow_the_site_options(copied: Copied) -> None:
     np.testing.assert_allclose(weights.grid_points(run, MIDDLE)[2], [-0.2, 0, 0.2], rtol=1e-6)
 
 
+def changed(run: RunRecord, **read: Any) -> RunRecord:
+    """The record with something else in place of what it read."""
+    other = copy.copy(run)
+    vars(other).update(read)
+    return other
+
+
 def test_first_middle_and_last_layer(runs: list[RunRecord]) -> None:
     assert weights.representative_layers(runs[1]) == ["0.weight_quantizer", MIDDLE, "5.weight_quantizer"]
     alone = {MIDDLE: runs[1].steps[MIDDLE]}
-    single = RunRecord(**{**vars(runs[1]), "steps": alone, "weights": {"3.weight": torch.ones(2, 2)}})
+    single = changed(runs[1], _trained=({"3.weight": torch.ones(2, 2)}, alone))
     assert weights.representative_layers(single) == [MIDDLE]
     named = {old: f"{name}.weight_quantizer" for old, name in
              zip(weights.weight_sites_of(runs[1]), ("stem", "block", "head"), strict=True)}
     last = runs[1].metrics[-1]
     evaluated = {**last, "evaluation": {**last["evaluation"], "layers": {new: {} for new in named.values()}}}
     by_name = sorted(named, key=lambda old: named[old])
-    renamed = replace(runs[1], metrics=[evaluated], steps={named[old]: runs[1].steps[old] for old in by_name},
-                      weights={weights.parameter(named[old]): runs[1].weights[weights.parameter(old)] for old in by_name})
+    steps = {named[old]: runs[1].steps[old] for old in by_name}
+    w = {weights.parameter(named[old]): runs[1].weights[weights.parameter(old)] for old in by_name}
+    renamed = changed(RunRecord(runs[1].path), metrics=[evaluated], _trained=(w, steps))
     assert weights.representative_layers(renamed) == list(named.values()), "in the model's order, not by name"
 
 

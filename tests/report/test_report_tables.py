@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from anybit.report.read import RunRecord, read_runs
+from anybit.report.read import read_runs
 from anybit.report.tables import (
     accuracy_table,
     config_differences,
@@ -18,6 +18,7 @@ from anybit.report.tables import (
     shared_metric,
     sorted_widths,
 )
+from anybit.training.reading import RunRecord
 
 Copied = Callable[[str, str], Path]
 

@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 from anybit.config import OBJECT
 from anybit.environment import environment
 from anybit.export.exporting import Artifact
 from anybit.export.subject import Subject
-
-_HEAD = """---
-license: {licence}
-library_name: anybit
-pipeline_tag: image-classification
-tags: [federated-learning, quantization, {variant}]
-datasets: [{data}]
-metrics: [{metric}]
----
-# {title}
-
-One federated model, delivered at {widths}. Trained with {trained}: variant `{variant}`, {rounds} rounds,
-{clients} clients a round, seed {seed}. Data: `{data}` ({train:,} training and {test:,} test examples).
-Exported with {exported}.
-
-Steps: {steps}. Input: float32 images (batch, {shape}){normalization}. Output: one score per class{classes}.
-
-## Artifacts
-
-| file | width | runtime | bytes | of float | {metric} | in the fake-quant evaluation | agreement | weights stored as |
-|---|---|---|---|---|---|---|---|---|
-"""
 
 
 def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "other") -> str:
@@ -40,7 +19,7 @@ def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "
     normalization = "" if pipeline.mean is None else \
         f", scaled to [0, 1], then (x − {_numbers(pipeline.mean)})/{_numbers(pipeline.std or ())} per channel"
     named = config is not None and config.data.name != OBJECT
-    head = _HEAD.format(
+    head = files("anybit.export").joinpath("card.md").read_text(encoding="utf-8").format(
         licence=licence, variant=subject.evaluator.variant.name, data=config.data.name if config and named else "own data",
         metric=getattr(subject.evaluator.metric, "__name__", "metric"), title=subject.title,
         widths=", ".join(dict.fromkeys(a.width for a in kept)) or "no width",

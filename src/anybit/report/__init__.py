@@ -1,7 +1,8 @@
 """What runs gave: tables, plots and one self-contained HTML page."""
 
 from anybit.report.page import write_report
-from anybit.report.read import RunRecord, read_runs
+from anybit.report.read import read_runs
 from anybit.report.tables import Table, accuracy_table, config_differences, grid_table
+from anybit.training.reading import RunRecord
 
 __all__ = ["RunRecord", "Table", "accuracy_table", "config_differences", "grid_table", "read_runs", "write_report"]

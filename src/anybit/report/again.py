@@ -12,8 +12,8 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from anybit.report.read import RunRecord
 from anybit.sweeps.plan import is_sweep
+from anybit.training.reading import RunRecord
 
 _COMPONENTS = ("data", "split", "model", "variant")
 _FUNCTIONS = ("loss", "metric")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from anybit.quant.grid import Width
-from anybit.report.read import RunRecord
 from anybit.report.style import HALF, PAPER, Plot, colour, figure
+from anybit.training.reading import RunRecord
 
 
 def mixed_plots(runs: Sequence[RunRecord]) -> list[Plot]:

@@ -13,7 +13,7 @@ from anybit.files.writing import write_bytes, writing
 from anybit.report import plots, weights
 from anybit.report.again import commands, modules, recipe_files
 from anybit.report.mixed import mixed_plots
-from anybit.report.read import RunRecord, read_runs
+from anybit.report.read import read_runs
 from anybit.report.style import Plot, Rendered, colour, inline, render, require_matplotlib, styled
 from anybit.report.tables import (
     Table,
@@ -23,6 +23,7 @@ from anybit.report.tables import (
     grid_csv,
     grid_table,
 )
+from anybit.training.reading import RunRecord
 from anybit.training.records import total_seconds
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.penalty import UNIFORM_KURTOSIS
-from anybit.report.read import RunRecord
 from anybit.report.style import FULL, HALF, QUIET, Plot, colour, figure, legend, marker
 from anybit.report.tables import Score, shared_metric, sorted_widths
+from anybit.training.reading import RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,7 +107,7 @@ def _score_curve(runs: Sequence[RunRecord]) -> Plot:
     axes = fig.subplots()
     key, label = _score(runs)
     for i, run in enumerate(runs):
-        entries = [(e["round"], e["evaluation"]["scores"]) for e in run.metrics if e.get("evaluation")]
+        entries = [(point["round"], point["scores"]) for point in run.curve]
         style = {"markersize": 3 if len(entries) <= 30 else 0}
         _line(axes, i, [(r, scores.get("FP32", {}).get(key)) for r, scores in entries], **style)
         _line(axes, i, [(r, _lowest(scores).get(key)) for r, scores in entries], linestyle=(0, (3, 1.5)), **style)

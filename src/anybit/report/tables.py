@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from anybit.config.compare import compared
 from anybit.quant.grid import FLOAT, Width
-from anybit.report.read import RunRecord
+from anybit.training.reading import RunRecord
 
 Score = Literal["metric", "loss"]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from anybit.errors import RunError
 from anybit.quant.grid import BITS, GridName, limits, rescaled
 from anybit.quant.ranges import all_bits, weight_steps
-from anybit.report.read import RunRecord
 from anybit.report.style import FULL, INK, QUIET, Plot, colour, figure
+from anybit.training.reading import RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,7 +18,8 @@ from anybit.files.schema import plain, read
 from anybit.files.writing import write_bytes, writing
 from anybit.recipes import toml_value
 from anybit.sweeps.plan import SweepFolder, is_sweep
-from anybit.training.records import check_scores, checked_evaluation, checked_metrics, total_seconds
+from anybit.training.reading import RunRecord
+from anybit.training.records import check_scores, checked_evaluation, total_seconds
 from anybit.training.run_folder import RunFolder
 
 Scores = Mapping[str, Mapping[str, float]]
@@ -91,19 +92,16 @@ def read_results(paths: Sequence[Path]) -> Found:
             if is_sweep(path) else [RunFolder.open(path).path]
         for each in folders:
             if (each / "evaluation.json").exists():
-                found.results.append(_from_folder(RunFolder.open(each)))
+                found.results.append(_from_record(RunRecord(each)))
             else:
                 found.unfinished.append(str(each))
     return found
 
 
-def _from_folder(folder: RunFolder) -> Result:
-    environment = folder.file("environment.json")
-    metrics = checked_metrics(folder.lines("metrics"), folder.file("metrics.jsonl"))
-    seconds = round(total_seconds(folder.lines("timing")), 1)
-    return _checked({"name": folder.path.name, "config": folder.config(), "evaluation": folder.evaluation(),
-                     "curve": [plain(point) for point in _curve(metrics)], "seconds": seconds,
-                     "environment": read_json(environment) if environment.exists() else {}}, folder.path)
+def _from_record(record: RunRecord) -> Result:
+    return _checked({"name": record.name, "config": record.config, "evaluation": record.evaluation,
+                     "curve": [plain(point) for point in _curve(record.metrics)],
+                     "seconds": round(total_seconds(record.timing), 1), "environment": record.environment}, record.path)
 
 
 def _curve(metrics: Iterable[Mapping[str, Any]]) -> Iterable[Point]:

@@ -1,0 +1,6 @@
+# No telemetry, no update check, no installing of packages at run time; Flower's own files stay in this folder.
+export FLWR_HOME="$PWD/flower" FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.2
+# Flower wants absolute paths; this folder may move.
+mkdir -p flower
+sed "s|HERE|$PWD|" connections.toml > "flower/config.$$" && mv "flower/config.$$" flower/config.toml
