@@ -23,8 +23,8 @@ from anybit.engines.stacked import Stacked
 from anybit.environment import environment
 from anybit.federated.variants import baseline, mqat
 from anybit.models import lenet5, resnet18
-from anybit.training.callbacks import Watch
 from anybit.training.computation import open_computation
+from anybit.training.course import Watch
 from anybit.training.loop import Simulation, begin, train
 from anybit.training.machine import computing
 from anybit.training.task import Task

@@ -31,7 +31,7 @@ from anybit.federated.variants import mqat
 from anybit.kernels.convolution import conv2d
 from anybit.kernels.norm import norm_relu
 from anybit.quant.grid import Width
-from anybit.training.loop import Training
+from anybit.training.course import Training
 from anybit.training.machine import computing
 from tests.parity.cases import SIZES, VARIANTS, training, with_decay
 

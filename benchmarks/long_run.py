@@ -33,8 +33,9 @@ from anybit.files.schema import plain, read
 from anybit.models import lenet5
 from anybit.report import accuracy_table, read_runs
 from anybit.training.build import Components
-from anybit.training.callbacks import EachRound, Progress
+from anybit.training.callbacks import EachRound
 from anybit.training.computation import open_computation
+from anybit.training.course import Progress
 from anybit.training.loop import Simulation, begin, train
 from anybit.training.machine import computing
 from anybit.training.run_folder import RunFolder

@@ -14,7 +14,7 @@ from anybit.engines.stacked import Stacked
 from anybit.federated.algorithm import client_update
 from anybit.federated.cohort import Cohort
 from anybit.federated.state import Given, Trainable
-from anybit.training.loop import Training
+from anybit.training.course import Training
 
 ENGINES: dict[str, Engine] = {"sequential": Sequential(), "stacked": Stacked(1000), "stacked in chunks": Stacked(3),
                               "processes": Processes(2)}

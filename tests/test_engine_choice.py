@@ -13,7 +13,7 @@ from torch import nn
 import anybit
 from anybit.config import Config
 from anybit.training import engine_choice
-from anybit.training.callbacks import Progress
+from anybit.training.course import Progress
 from anybit.training.engine_choice import Candidate, Measured, best, example_task, measure, with_engine
 from anybit.training.task import Task
 

@@ -13,7 +13,7 @@ from anybit.engines.sequential import Sequential
 from anybit.federated.state import learned_table
 from anybit.federated.variants import qat
 from anybit.quant.grid import BITS
-from anybit.training.loop import Training
+from anybit.training.course import Training
 from anybit.training.task import Task
 from tests.gathered import deltas_of
 from tests.trainings import begun

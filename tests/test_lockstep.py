@@ -19,7 +19,7 @@ from anybit.federated.server import ServerOptions
 from anybit.federated.variants import Variant, baseline, kure, mqat, qat
 from anybit.files.schema import plain
 from anybit.sweeps.lockstep import program_key, train_side_by_side
-from anybit.training.loop import Training
+from anybit.training.course import Training
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task, Trained
 from tests.trainings import begun, to_end

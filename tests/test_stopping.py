@@ -18,8 +18,8 @@ from torch import nn
 import anybit
 from anybit.errors import Interrupted
 from anybit.federated.variants import mqat
-from anybit.training.callbacks import Progress, Watch
-from anybit.training.loop import Training, _evaluating, begin
+from anybit.training.course import Progress, Training, Watch
+from anybit.training.loop import _evaluating, begin
 from anybit.training.run_folder import RunFolder
 from anybit.training.stopping import stoppable
 from tests.parity.cases import training

@@ -21,8 +21,7 @@ from anybit.sweeps.lockstep import train_side_by_side
 from anybit.sweeps.plan import SweepFolder, group_key, groups, plan
 from anybit.sweeps.results import read_results, write_results
 from anybit.sweeps.schedule import GroupRun, SweepWatch, train_group, train_sweep
-from anybit.training.callbacks import Progress
-from anybit.training.loop import Training
+from anybit.training.course import Progress, Training
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from anybit.config import Config
-from anybit.training.callbacks import Callback, Watch
 from anybit.training.computation import open_computation
-from anybit.training.loop import Simulation, Training, begin, train
+from anybit.training.course import Callback, Training, Watch
+from anybit.training.loop import Simulation, begin, train
 from anybit.training.machine import computing
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task, Trained

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from anybit.quant.grid import Width
     from anybit.quant.ranges import StepTable
     from anybit.quant.sites import SiteOptions, prepare, replace_batchnorm
-    from anybit.training.callbacks import Callback, Progress
+    from anybit.training.course import Callback, Progress
     from anybit.training.evaluation import Score
     from anybit.training.run import Run
 
@@ -34,7 +34,7 @@ _HOME = {
     "anybit.quant.ranges": ("StepTable",),
     "anybit.quant.sites": ("SiteOptions", "prepare", "replace_batchnorm"),
     "anybit.federated.variants": ("Variant", "apqn", "baseline", "fixed_width", "kure", "mqat", "qat", "sampled_width"),
-    "anybit.training.callbacks": ("Callback", "Progress"),
+    "anybit.training.course": ("Callback", "Progress"),
     "anybit.training.evaluation": ("Score",),
     "anybit.training.run": ("Run",),
 }

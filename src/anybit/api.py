@@ -36,7 +36,8 @@ from anybit.files.schema import plain, read
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions
-from anybit.training.callbacks import Callback, EachRound, Progress, Watch
+from anybit.training.callbacks import EachRound
+from anybit.training.course import Callback, Progress, Watch
 from anybit.training.evaluation import Evaluator, Score
 from anybit.training.loop import Simulation, begin, train
 from anybit.training.opening import open_run
@@ -45,7 +46,7 @@ from anybit.training.stopping import stoppable
 from anybit.training.task import Task, Trained
 
 if TYPE_CHECKING:
-    from anybit.export.exporting import Artifact
+    from anybit.export.artifact import Artifact
 
 Arrays = tuple[Any, Any]
 """(inputs, targets): numpy arrays or tensors with the example as first dimension."""

@@ -20,7 +20,7 @@ from anybit.cli.progress import SweepReporter
 from anybit.errors import AnybitError, RunsFailed
 from anybit.sweeps.plan import SweepFolder, plan
 from anybit.training.build import Components
-from anybit.training.callbacks import Progress
+from anybit.training.course import Progress
 from tests.e2e.conftest import TINY
 from tests.e2e.test_cli import SAME, start, wait_for
 

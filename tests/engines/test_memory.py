@@ -17,7 +17,7 @@ from anybit.federated.state import Trainable
 from anybit.federated.variants import Variant, mqat, qat
 from anybit.files.schema import plain
 from anybit.sweeps.schedule import GroupRun, _side_by_side, train_group
-from anybit.training.callbacks import Watch
+from anybit.training.course import Watch
 from anybit.training.evaluation import Evaluator
 from anybit.training.loop import Simulation
 from anybit.training.opening import OpenRun

@@ -20,8 +20,8 @@ from anybit.config import ComputeOptions, Config
 from anybit.engines import processes
 from anybit.engines.processes import Processes, _Queue
 from anybit.errors import ConfigError, EngineError
-from anybit.training.callbacks import EachRound, Progress
-from anybit.training.loop import Training
+from anybit.training.callbacks import EachRound
+from anybit.training.course import Progress, Training
 from anybit.training.machine import open_engine
 from anybit.training.run_folder import RunFolder
 from tests.parity.test_engines import training

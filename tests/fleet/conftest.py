@@ -21,8 +21,8 @@ from anybit.fleet.flower import Context, Grid, Message, RecordDict
 from anybit.fleet.training import fleet_computation, train_fleet
 from anybit.quant.ranges import StepTable
 from anybit.training.build import build_task, settled
-from anybit.training.callbacks import Watch
 from anybit.training.computation import Computation
+from anybit.training.course import Watch
 from anybit.training.machine import computing
 from anybit.training.opening import OpenRun
 from anybit.training.task import Trained

@@ -19,7 +19,7 @@ from anybit.kernels.native.layers import NativeMaxPool2d
 from anybit.layers import GroupNormReLU
 from anybit.quant.grid import SiteKinds
 from anybit.training import computation, engine_choice
-from anybit.training.loop import Training
+from anybit.training.course import Training
 from anybit.training.machine import computing
 from anybit.training.task import Task
 from tests.gathered import deltas_of

@@ -13,7 +13,7 @@ from anybit.config import ClientOptions, Config
 from anybit.data.examples import Data, Examples
 from anybit.federated.variants import Variant, apqn, baseline, kure, mqat, qat, weight_decay_penalty
 from anybit.quant.grid import SiteKinds
-from anybit.training.loop import Training
+from anybit.training.course import Training
 from anybit.training.task import Task
 from tests.trainings import begun
 

@@ -15,7 +15,7 @@ from anybit.federated.cohort import build_cohort
 from anybit.federated.variants import apqn, mqat
 from anybit.quant.grid import Width
 from anybit.quant.sites import SiteOptions
-from anybit.training.loop import Training
+from anybit.training.course import Training
 from tests.gathered import ENGINES, gathered
 from tests.parity.cases import SITES, SIZES, VARIANTS, training, with_decay
 

@@ -21,7 +21,7 @@ from anybit.data.cache import Manifest
 from anybit.errors import AnybitError, DataError, RunError
 from anybit.report import write_report
 from anybit.sweeps.results import read_results, write_results
-from anybit.training.callbacks import Progress
+from anybit.training.course import Progress
 from anybit.training.run_folder import RunFolder
 from tests.reliability.conftest import Disk
 

@@ -17,7 +17,8 @@ from anybit.errors import Interrupted
 from anybit.federated import variants
 from anybit.files.schema import plain
 from anybit.report import write_report
-from anybit.training.callbacks import EachRound, Progress, Watch
+from anybit.training.callbacks import EachRound
+from anybit.training.course import Progress, Watch
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task
 from tests.trainings import begun, to_end

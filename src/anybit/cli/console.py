@@ -19,7 +19,7 @@ from rich.text import Text
 from anybit.errors import printable
 
 if TYPE_CHECKING:
-    from anybit.training.callbacks import Progress
+    from anybit.training.course import Progress
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]

@@ -12,8 +12,9 @@ from anybit.cli.console import Debug, Import, Json, print_json, print_table, say
 from anybit.cli.training import RunPath
 
 if TYPE_CHECKING:
+    from anybit.export.artifact import Artifact, Runtime
     from anybit.export.bench import Cost
-    from anybit.export.exporting import Artifact, Exporter, Options, Runtime
+    from anybit.export.exporting import Exporter, Options
     from anybit.export.fleet import Fleet
     from anybit.export.subject import Subject
     from anybit.quant.grid import Width
@@ -71,7 +72,8 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
 
 def _wanted(sites: Any, width: list[str] | None, devices: Fleet | None, runtime: str) -> Wanted:
     from anybit.errors import ConfigError, did_you_mean
-    from anybit.export.exporting import Runtime, parse_widths
+    from anybit.export.artifact import Runtime
+    from anybit.export.exporting import parse_widths
     from anybit.quant.grid import SiteKinds, Width
 
     if runtime not in get_args(Runtime):

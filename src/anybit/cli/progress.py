@@ -18,7 +18,7 @@ from anybit.cli.console import say
 if TYPE_CHECKING:
     from anybit.sweeps.plan import SweepFolder
     from anybit.sweeps.schedule import State
-    from anybit.training.callbacks import Progress
+    from anybit.training.course import Progress
 
 _COLOURS = {"waiting": "dim", "running": "", "done": "green", "failed": "red"}
 

@@ -72,7 +72,8 @@ def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Js
 
 
 def _train(opened: OpenRun, reporter: Reporter, json: bool) -> None:
-    from anybit.training.callbacks import EachRound, Watch
+    from anybit.training.callbacks import EachRound
+    from anybit.training.course import Watch
     from anybit.training.loop import Simulation, begin, train
 
     task, config, folder = opened.computation.task, opened.config, opened.folder

@@ -8,7 +8,7 @@ from typing import Any
 
 from anybit.config import OBJECT
 from anybit.environment import environment
-from anybit.export.exporting import Artifact
+from anybit.export.artifact import Artifact
 from anybit.export.subject import Subject
 
 

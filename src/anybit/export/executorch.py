@@ -23,7 +23,7 @@ from anybit.files.writing import write_bytes
 from anybit.quant.grid import Grid, Width
 
 if TYPE_CHECKING:
-    from anybit.export.exporting import Artifact
+    from anybit.export.artifact import Artifact
 
 BATCH = 64
 """The largest batch: ExecuTorch plans memory for it (and may lower it)."""
@@ -64,7 +64,7 @@ def _product(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
 
 def export_executorch(subject: Subject, path: Path, width: Width) -> Artifact:
     """Write and verify a .pte file."""
-    from anybit.export.exporting import Artifact
+    from anybit.export.artifact import Artifact
 
     if width != Width(8, 8):
         raise ConfigError(f"width {width}: ExecuTorch's XNNPACK computes in 8 bits; use WA8, or --runtime onnx")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -12,16 +12,16 @@ from typing import Literal
 import torch
 
 from anybit.export.archive import read_archive, write_archive
-from anybit.export.bench import Latency, latency
+from anybit.export.artifact import Artifact, Runtime
+from anybit.export.bench import latency
 from anybit.export.graph import DEFAULT_OPSET
 from anybit.export.onnx_model import OnnxExporter
 from anybit.export.reference import outputs, reference
 from anybit.export.subject import Subject, check_width
-from anybit.export.verify import Verdict, int8_is_exact, kernels, missing_kernels, onnx_outputs, verdict
+from anybit.export.verify import int8_is_exact, kernels, missing_kernels, onnx_outputs, verdict
 from anybit.files.writing import write_bytes, writing
 from anybit.quant.grid import FLOAT, Width, quantize
 
-Runtime = Literal["onnx", "executorch", "archive"]
 Operands = Literal["auto", "uint8", "int8"]
 SUFFIX: dict[Runtime, str] = {"onnx": "onnx", "executorch": "pte", "archive": "safetensors"}
 REJECTED = ".rejected"
@@ -46,33 +46,6 @@ class Options:
     def signed(self) -> bool:
         return self.operands == "int8" or (self.operands == "auto" and platform.machine() in ("x86_64", "AMD64")
                                            and int8_is_exact())
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """One exported file and what was measured of it."""
-
-    file: str
-    width: str
-    runtime: Runtime
-    bytes: int
-    fp32_bytes: int
-    """Of the float model in the same runtime."""
-    weights: dict[str, int]
-    """{bits: quantized weights of so many bits}."""
-    verdict: Verdict
-    storage: dict[str, str] = field(default_factory=dict)
-    kernels: dict[str, int] = field(default_factory=dict)
-    """Integer kernels in the runtime's optimized graph."""
-    added: list[str] = field(default_factory=list)
-    """What is on a grid beyond training, here and in the reference."""
-    in_float: dict[str, str] = field(default_factory=dict)
-    warning: str = ""
-    latency: Latency | None = None
-
-    @property
-    def rejected(self) -> bool:
-        return bool(self.verdict.problem)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 from torch import nn
 
 from anybit.config import Config
-from anybit.export.exporting import Artifact, Exporter, Runtime
+from anybit.export.artifact import Artifact, Runtime
+from anybit.export.exporting import Exporter
 from anybit.export.report import refuse, write_report
 from anybit.export.subject import from_fitted
 from anybit.quant.grid import FLOAT, Width

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anybit.errors import ConfigError
-from anybit.export.exporting import Artifact, Runtime
+from anybit.export.artifact import Artifact, Runtime
 from anybit.export.subject import check_width
 from anybit.files.reading import read_toml
 from anybit.files.schema import read

@@ -8,9 +8,10 @@ from typing import Any
 
 from anybit.environment import environment, version
 from anybit.errors import Rejected
+from anybit.export.artifact import Artifact, Runtime
 from anybit.export.bench import Cost
 from anybit.export.card import model_card
-from anybit.export.exporting import WHERE, Artifact, Exporter, Runtime
+from anybit.export.exporting import WHERE, Exporter
 from anybit.export.fleet import Fleet, expected
 from anybit.export.reference import metric, outputs, reference
 from anybit.files.writing import write_bytes, write_json, writing

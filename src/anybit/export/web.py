@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from anybit.errors import ConfigError, RunError
-from anybit.export.exporting import WHERE, Artifact, Exporter
+from anybit.export.artifact import Artifact
+from anybit.export.exporting import WHERE, Exporter
 from anybit.files.writing import write_bytes, write_json, writing
 
 PACKAGE = "onnxruntime-web@1.30.0"

@@ -12,7 +12,8 @@ from anybit.fleet.devices import Devices
 from anybit.fleet.flower import Context, Grid, ServerApp
 from anybit.fleet.training import fleet_computation, train_fleet
 from anybit.training.build import Components, build_task, settled
-from anybit.training.callbacks import EachRound, Progress, Watch
+from anybit.training.callbacks import EachRound
+from anybit.training.course import Progress, Watch
 from anybit.training.opening import open_run
 from anybit.training.run_folder import RunFolder
 

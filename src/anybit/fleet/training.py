@@ -31,9 +31,9 @@ from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import ActivationRule, StepTable
 from anybit.quant.sites import prepare, quantizers
 from anybit.tensors import Part, Tensors, moved, picked
-from anybit.training.callbacks import Callback, Watch
 from anybit.training.computation import Computation, open_computation
-from anybit.training.loop import RoundResult, Training, begin, train
+from anybit.training.course import Callback, RoundResult, Training, Watch
+from anybit.training.loop import begin, train
 from anybit.training.opening import OpenRun
 from anybit.training.task import Task, Trained
 

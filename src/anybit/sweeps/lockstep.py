@@ -27,7 +27,8 @@ from anybit.files.schema import plain
 from anybit.tensors import Tree, picked, stacked
 from anybit.training.build import MODELS
 from anybit.training.computation import Computation
-from anybit.training.loop import RoundResult, Training, finish
+from anybit.training.course import RoundResult, Training
+from anybit.training.loop import finish
 from anybit.training.task import Trained
 
 _OF_ITS_OWN = ("seed", "split", "model", "variant", "ranges", "evaluation", "checkpoint_every")

@@ -18,8 +18,9 @@ from anybit.errors import AnybitError, Interrupted
 from anybit.sweeps.lockstep import program_key, train_side_by_side
 from anybit.sweeps.plan import PlannedRun, SweepFolder, groups
 from anybit.training.build import Components, build_task
-from anybit.training.callbacks import Callback, EachRound, Progress, Watch
-from anybit.training.loop import Simulation, Training, begin, train
+from anybit.training.callbacks import EachRound
+from anybit.training.course import Callback, Progress, Training, Watch
+from anybit.training.loop import Simulation, begin, train
 from anybit.training.machine import computing, pick_device
 from anybit.training.opening import OpenRun, open_run
 from anybit.training.task import Task, Trained

@@ -1,50 +1,17 @@
-"""Who follows a training: checkpoints, logs, evaluations on the way, and whatever a user wants to be told."""
+"""The callbacks of every training: evaluations on the way, logs, checkpoints, and a function of the user's."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from anybit.errors import RunError
 from anybit.federated.state import learned_table
-
-if TYPE_CHECKING:
-    from anybit.training.loop import Training
-
-
-@dataclass
-class Progress:
-    """A round that is over."""
-
-    round: int
-    rounds: int
-    loss: float
-    evaluation: dict[str, Any] | None = None
-    """The server model at the variant's own widths, in the rounds in which it was evaluated."""
-    seconds: float = 0.0
-
-
-class Callback:
-    """Is told what happens in a training; a user's logger is one, and overrides what it wants to hear."""
-
-    def after_round(self, training: Training, progress: Progress) -> None:
-        """Hear of a round that is over, in the order in which the callbacks are listed."""
-
-    def on_stop(self, training: Training) -> None:
-        """Hear that the training ends after this round because it was asked to."""
-
-
-@dataclass
-class Watch:
-    """How the outside hears of a run, and stops it."""
-
-    on_message: Callable[[str], None] = lambda text: None
-    stop: bool = field(default=False)
-    """Set to end the run after the current round, with a checkpoint."""
+from anybit.training.course import Callback, Progress, Training
 
 
 @dataclass(frozen=True)

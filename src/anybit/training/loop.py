@@ -5,32 +5,19 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import torch
-from torch import Tensor
 
-from anybit.config import Config
 from anybit.engines.base import Program
 from anybit.errors import EngineError, Interrupted
-from anybit.federated.cohort import Cohort
 from anybit.federated.state import State, learned_table
 from anybit.quant.ranges import StepTable
-from anybit.training.callbacks import Callback, Checkpoints, Evaluations, Metrics, Progress, Times, Watch
+from anybit.training.callbacks import Checkpoints, Evaluations, Metrics, Times
 from anybit.training.computation import Computation
-from anybit.training.divergence import check_finite, mean_loss, what_to_lower
+from anybit.training.course import Callback, RoundResult, Training, Watch
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Trained
-
-
-class RoundResult(NamedTuple):
-    """What a round gave."""
-
-    state: State
-    losses: Tensor
-    """(client, local step)."""
-    cohort: Cohort
 
 
 class Rounds(Protocol):
@@ -41,67 +28,6 @@ class Rounds(Protocol):
 
     def release(self) -> None:
         """Give back whatever memory the rounds hold on to; the next one takes it again."""
-
-
-@dataclass
-class Training:
-    """A training under way: where it is, and who follows it."""
-
-    computation: Computation
-    round: int
-    """How many rounds are behind it."""
-    state: State
-    table: StepTable
-    folder: RunFolder | None = None
-    watch: Watch = field(default_factory=Watch)
-    callbacks: Sequence[Callback] = ()
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    release: Callable[[], None] = torch.cuda.empty_cache
-    """Gives back the memory of whatever computes the rounds."""
-    round_started: float = 0.0
-    runs_together: int = 1
-    """How many runs went through the last round together, and share its time."""
-
-    @property
-    def config(self) -> Config:
-        return self.computation.config
-
-    @property
-    def ended(self) -> bool:
-        return self.round >= self.config.rounds
-
-    def advance(self, result: RoundResult) -> None:
-        """Take the result of a round: check it, and tell whoever follows."""
-        loss = mean_loss(result.losses, result.cohort, self._advice)
-        self.round, self.state = self.round + 1, result.state
-        due = self.round % self.config.checkpoint_every == 0 or self.round % self.config.evaluation.every == 0
-        if due or self.ended or self.watch.stop:
-            check_finite(self.state, self.round, self._advice)
-        progress = Progress(self.round, self.config.rounds, loss)
-        for callback in self.callbacks:
-            callback.after_round(self, progress)
-        self._stop_if_asked()
-
-    def _stop_if_asked(self) -> None:
-        agree = self.computation.engine.agree
-        if agree(self.watch.stop, self.round) and not self.ended:
-            for callback in self.callbacks:
-                callback.on_stop(self)
-            agree(True, self.round)
-            raise Interrupted(self.stopped())
-
-    def stopped(self) -> str:
-        """Say where the training stopped, and how it goes on."""
-        then = f"; continue with: anybit resume {self.folder.path}" if self.folder else ""
-        return f"stopped after round {self.round}{then}"
-
-    def _advice(self) -> str:
-        return f"{what_to_lower(self.config)}{self.last_good()}"
-
-    def last_good(self) -> str:
-        """Name the newest checkpoint, if there is one, to end an error message with."""
-        checkpoints = self.folder.checkpoints() if self.folder else []
-        return f"; the last good checkpoint is {checkpoints[-1]}" if checkpoints else ""
 
 
 def begin(computation: Computation, folder: RunFolder | None = None, resume: bool = False, watch: Watch | None = None,

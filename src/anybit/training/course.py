@@ -1,0 +1,120 @@
+"""A training under way: where it is, what a round gave, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from anybit.config import Config
+from anybit.errors import Interrupted
+from anybit.federated.cohort import Cohort
+from anybit.federated.state import State
+from anybit.quant.ranges import StepTable
+from anybit.training.computation import Computation
+from anybit.training.divergence import check_finite, mean_loss, what_to_lower
+from anybit.training.run_folder import RunFolder
+
+
+@dataclass
+class Progress:
+    """A round that is over."""
+
+    round: int
+    rounds: int
+    loss: float
+    evaluation: dict[str, Any] | None = None
+    """The server model at the variant's own widths, in the rounds in which it was evaluated."""
+    seconds: float = 0.0
+
+
+class Callback:
+    """Is told what happens in a training; a user's logger is one, and overrides what it wants to hear."""
+
+    def after_round(self, training: Training, progress: Progress) -> None:
+        """Hear of a round that is over, in the order in which the callbacks are listed."""
+
+    def on_stop(self, training: Training) -> None:
+        """Hear that the training ends after this round because it was asked to."""
+
+
+@dataclass
+class Watch:
+    """How the outside hears of a run, and stops it."""
+
+    on_message: Callable[[str], None] = lambda text: None
+    stop: bool = field(default=False)
+    """Set to end the run after the current round, with a checkpoint."""
+
+
+class RoundResult(NamedTuple):
+    """What a round gave."""
+
+    state: State
+    losses: Tensor
+    """(client, local step)."""
+    cohort: Cohort
+
+
+@dataclass
+class Training:
+    """A training under way: where it is, and who follows it."""
+
+    computation: Computation
+    round: int
+    """How many rounds are behind it."""
+    state: State
+    table: StepTable
+    folder: RunFolder | None = None
+    watch: Watch = field(default_factory=Watch)
+    callbacks: Sequence[Callback] = ()
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    release: Callable[[], None] = torch.cuda.empty_cache
+    """Gives back the memory of whatever computes the rounds."""
+    round_started: float = 0.0
+    runs_together: int = 1
+    """How many runs went through the last round together, and share its time."""
+
+    @property
+    def config(self) -> Config:
+        return self.computation.config
+
+    @property
+    def ended(self) -> bool:
+        return self.round >= self.config.rounds
+
+    def advance(self, result: RoundResult) -> None:
+        """Take the result of a round: check it, and tell whoever follows."""
+        loss = mean_loss(result.losses, result.cohort, self._advice)
+        self.round, self.state = self.round + 1, result.state
+        due = self.round % self.config.checkpoint_every == 0 or self.round % self.config.evaluation.every == 0
+        if due or self.ended or self.watch.stop:
+            check_finite(self.state, self.round, self._advice)
+        progress = Progress(self.round, self.config.rounds, loss)
+        for callback in self.callbacks:
+            callback.after_round(self, progress)
+        self._stop_if_asked()
+
+    def _stop_if_asked(self) -> None:
+        agree = self.computation.engine.agree
+        if agree(self.watch.stop, self.round) and not self.ended:
+            for callback in self.callbacks:
+                callback.on_stop(self)
+            agree(True, self.round)
+            raise Interrupted(self.stopped())
+
+    def stopped(self) -> str:
+        """Say where the training stopped, and how it goes on."""
+        then = f"; continue with: anybit resume {self.folder.path}" if self.folder else ""
+        return f"stopped after round {self.round}{then}"
+
+    def _advice(self) -> str:
+        return f"{what_to_lower(self.config)}{self.last_good()}"
+
+    def last_good(self) -> str:
+        """Name the newest checkpoint, if there is one, to end an error message with."""
+        checkpoints = self.folder.checkpoints() if self.folder else []
+        return f"; the last good checkpoint is {checkpoints[-1]}" if checkpoints else ""
