@@ -5,6 +5,10 @@
 creates one environment per peer in the folder (or reuses it), starts every contestant, lets them compute rounds in
 turn, and writes results/performance/peers-cpu-MODEL.json and .svg. Every contestant reports how many samples it trained.
 Wall-clock is what counts; on a machine with other work the CPU time of all its processes is the steadier figure.
+
+    python benchmarks/peers.py --folder /tmp/peers --only anybit --against ../before --out /tmp/before-and-after
+
+lets anybit compete with another checkout of itself, row by row.
 """
 
 from __future__ import annotations
@@ -22,8 +26,10 @@ from typing import Any
 
 from anybit.environment import environment
 
-SIDE = Path(__file__).parent / "peers_side"
-RESULTS = Path(__file__).parents[1] / "results" / "performance"
+HERE = Path(__file__).parents[1]
+SIDE = HERE / "benchmarks/peers_side"
+RESULTS = HERE / "results/performance"
+AGAINST = " (the other checkout)"
 IMAGES = 500
 CORES = os.cpu_count() or 1
 TORCH = "torch==2.13.0"
@@ -38,6 +44,8 @@ class Contestant:
     name: str
     command: list[str]
     ours: bool = False
+    home: Path = HERE
+    """The checkout whose anybit it runs."""
     process: subprocess.Popen[str] | None = None
     first: float = 0.0
     seconds: list[float] = field(default_factory=list)
@@ -46,8 +54,8 @@ class Contestant:
     samples: int = 0
 
     def start(self, log: Path, clients: int, images: int = IMAGES) -> None:
-        source = str(Path(__file__).parents[1] / "src")
-        paths = os.pathsep.join([source, str(SIDE), *filter(None, [os.environ.get("PYTHONPATH")])])
+        side = self.home / "benchmarks/peers_side"
+        paths = os.pathsep.join([str(self.home / "src"), str(side), *filter(None, [os.environ.get("PYTHONPATH")])])
         variables = {**os.environ, "PYTHONPATH": paths, "CLIENTS": str(clients), "IMAGES": str(images)}
         self.samples = clients * images
         self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -166,10 +174,18 @@ def contestants(model: str, folder: Path) -> list[Contestant]:
     return [*ours, *plain, *others]
 
 
+def elsewhere(ours: Contestant, home: Path) -> Contestant:
+    """The same row, run by another checkout's anybit."""
+    command = [word.replace(str(SIDE), str(home / "benchmarks/peers_side")) for word in ours.command]
+    return Contestant(ours.name + AGAINST, command, ours=True, home=home)
+
+
 def compete(model: str, given: argparse.Namespace, missing: dict[str, str]) -> list[dict[str, Any]]:
     """Start everybody, one round each to warm up, then rounds in turn."""
     folder: Path = given.folder
     field_ = [c for c in contestants(model, folder) if any(text in c.name for text in given.only)]
+    if given.against:
+        field_ = [one for ours in field_ if ours.ours for one in (ours, elsewhere(ours, given.against.resolve()))]
     for number, one in enumerate(field_):
         absent = next((f"not installed: {e}" for p, e in missing.items() if f"/{p}/" in one.command[0]), "")
         one.error = absent
@@ -188,8 +204,15 @@ def compete(model: str, given: argparse.Namespace, missing: dict[str, str]) -> l
 
 
 def ratios(table: list[dict[str, Any]]) -> dict[str, float]:
-    """Best peer over anybit, if there are peers: medians, best rounds, and CPU time; and the variants over FedAvg."""
+    """Best peer over anybit, if there are peers: medians, best rounds, and CPU time; and the variants over FedAvg.
+
+    With another checkout: this one's rows over its rows.
+    """
     good = [row for row in table if "error" not in row]
+    other = {row["name"].removesuffix(AGAINST): row for row in good if row["name"].endswith(AGAINST)}
+    if other:
+        return {f"{row['name']}: {key}": row[key] / other[row["name"]][key] for row in good if row["name"] in other
+                for key in ("median", "best", "cpu_median")}
     mine = next(row for row in good if row["ours"])
     peers = [row for row in good if not row["ours"]]
     found = {key: min(p[key] for p in peers) / mine[key] for key in ("median", "best", "cpu_median") if peers}
@@ -221,11 +244,12 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--clients", type=int, default=10, help="clients a round")
     options.add_argument("--only", nargs="+", default=[""], help="contestants whose name has one of these texts")
+    options.add_argument("--against", type=Path, help="another checkout of anybit to compete with, in place of the peers")
     options.add_argument("--models", nargs="+", default=["lenet", "resnet20", "lenet5"])
     options.add_argument("--out", type=Path, default=RESULTS / "peers-cpu")
     given = options.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    missing = environments(given.folder)
+    missing = {} if given.against else environments(given.folder)
     given.out.parent.mkdir(parents=True, exist_ok=True)
     for model in given.models:
         print(model, flush=True)

@@ -143,10 +143,10 @@ def test_a_setting_looked_for_in_the_wrong_place(override: str, message: str) ->
 @pytest.mark.parametrize(("overrides", "lines"), [
     ([], []), (["split.alpha=0.5"], []), (["split.name=dirichlet"], []),
     (["split.name=iid"],
-     ["split.name=iid starts from the settings of 'iid'; not kept of the recipe: clients = 20, alpha = 1.0"]),
+     ["split.name=iid starts from the settings of 'iid'; dropped from the recipe: clients = 20, alpha = 1.0"]),
     (["split.name=iid", "split.clients=7"],
-     ["split.name=iid starts from the settings of 'iid'; not kept of the recipe: alpha = 1.0"]),
+     ["split.name=iid starts from the settings of 'iid'; dropped from the recipe: alpha = 1.0"]),
     (["split.clients=7", "split.name=iid"],
-     ["split.name=iid starts from the settings of 'iid'; not kept of the recipe: clients = 20, alpha = 1.0"])])
+     ["split.name=iid starts from the settings of 'iid'; dropped from the recipe: clients = 20, alpha = 1.0"])])
 def test_settings_that_another_name_leaves_behind_are_named(overrides: list[str], lines: list[str]) -> None:
     assert recipes.not_kept("quickstart/mqat", overrides) == lines

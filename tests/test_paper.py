@@ -38,16 +38,21 @@ def test_every_table_is_complete() -> None:
     assert str(facts().citation).startswith("Kartik Gupta, ")
 
 
+def tables_of(recipe: str) -> list[str]:
+    """The tables that a recipe's run fills: the baseline stands in many."""
+    return [key for key, table in facts().tables.items() for column in table.columns.values() if column.recipe == recipe]
+
+
 def test_every_paper_recipe_knows_its_columns() -> None:
     for name in (name for name in recipes.names() if name.startswith("paper/")):
-        assert facts().columns_of(name), f"{name} stands in no table"
+        assert tables_of(name), f"{name} stands in no table"
         assert recipe_of(settled(from_recipe(name, ["seed=9", "rounds=3"]))) == name
         assert recipe_of(from_recipe(name)) == name, "also with its defaults left open"
         _, network, column = name.split("/")
         ranges = from_recipe(name).ranges  # what the paper's figures show (docs/readings.md)
         assert ranges.activations == ("mse" if (network, column) == ("cifar10-resnet20", "mqat-a") else "minmax"), name
         assert ranges.learned == ("resnet" in network and column in ("qat4", "qat2")), name
-    assert [table for table, _ in facts().columns_of("paper/cifar10-resnet20/baseline")] == [
+    assert tables_of("paper/cifar10-resnet20/baseline") == [
         "cifar10_resnet20_w", "cifar10_resnet20_a", "cifar10_resnet20_wa", "fixed_bits",
         "cifar10_resnet20_regularization"]
     assert recipe_of(settled(from_recipe("quickstart/mqat"))) is None

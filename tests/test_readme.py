@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
 
 import anybit
 
@@ -37,15 +38,16 @@ def test_the_python_example_is_short_and_runs(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / "runs/mine/evaluation.json").exists()
 
 
-def test_the_variant_in_the_docs_trains() -> None:
-    (example,) = blocks("docs/architecture.md")
+def test_the_callback_and_the_variant_in_the_docs_train(capsys: pytest.CaptureFixture[str]) -> None:
+    callback, variant = blocks("docs/architecture.md")
+    model, clients, test = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), [arrays(30)] * 10, arrays(40)
+    exec(callback, {"anybit": anybit, "model": model, "clients": clients, "test": test})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [str(round) for round in range(1, 101)]
+    assert "'W2'" in lines[-1]
     names: dict[str, object] = {}
-    exec(example, names)
-    from torch import nn
-
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    result = anybit.fit(model, [arrays(30), arrays(20)], arrays(40), names["stochastic_qat"](3),  # type: ignore[operator]
-                        rounds=2, cohort=2)
+    exec(variant, names)
+    result = anybit.fit(model, clients[:2], test, names["stochastic_qat"](3), rounds=2, cohort=2)  # type: ignore[operator]
     assert result.evaluation["variant"] == "stochastic-qat"
 
 

@@ -15,7 +15,7 @@ PICTURE = Path(__file__).parents[1] / "docs/img/packages.svg"
 GROUND = frozenset({"errors", "randomness", "tensors", "environment", "layers"})
 """Modules of the root that everything may use."""
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("files",), ("quant", "data", "recipes"), ("federated", "models"), ("config", "engines", "kernels"), ("training",),
+    ("files",), ("recipes", "quant", "data"), ("federated", "models"), ("config", "kernels", "engines"), ("training",),
     ("sweeps", "theory", "export"), ("report", "fleet"), ("reproduction", "api"), ("cli",))
 """From the ground up: a package may import what lies below it, and nothing beside or above it."""
 FORBIDDEN = {"engines": frozenset({"federated", "data", "quant"}), "federated": frozenset({"files"}),

@@ -9,7 +9,7 @@ from anybit.errors import AnybitError, MissingExtra
 
 
 def main() -> None:
-    """Run the command line; what the user can mend is printed as one line, without a traceback unless --debug."""
+    """Run the command line; print an error that the user can fix as one line, without a traceback unless --debug."""
     die_with_torchrun()
     try:
         try:

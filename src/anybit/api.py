@@ -152,10 +152,10 @@ def evaluate(model: nn.Module, test: Arrays, widths: Sequence[str] = ("FP32", "W
              steps: StepRule = "mse", calibration: Any = None, table: StepTable | None = None,
              sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(), pipeline: Pipeline = Pipeline(),
              loss: PerExample = cross_entropy, metric: PerExample = accuracy) -> dict[str, Score]:
-    """{width: (loss, metric)} of any model, quantized to each width.
+    """Return {width: (loss, metric)} of any model, quantized to each width.
 
-    steps: how steps are found (after training), or "table" with a `table` of your own · calibration: training inputs on
-    which activation ranges are measured, needed for widths that quantize activations.
+    steps: the step rule (after training), or "table" with a `table` of your own · calibration: training inputs on which
+    activation ranges are measured, needed for widths that quantize activations.
     """
     wanted = [Width.parse(w) for w in widths]
     if steps not in ("mse", "minmax", "cover", "table") or (steps == "table") != (table is not None):

@@ -1,4 +1,4 @@
-"""What a run was made with: versions and hardware, nothing that names a person or a path."""
+"""The environment of a run: versions and hardware, nothing that names a person or a path."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,12 @@ def version(package: str) -> str | None:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def environment() -> dict[str, Any]:
-    """Versions of what computes, and the machine's kind."""
+    """Return the versions of the software, and the kind of machine."""
     return {"anybit": version("anybit") or "from its sources", "commit": commit(), "python": platform.python_version(),
             "torch": torch.__version__, "numpy": np.__version__, "system": platform.system(),
             "machine": platform.machine(), "cpu": _cpu_name(), "cores": os.cpu_count(),
@@ -41,13 +42,13 @@ def environment() -> dict[str, Any]:
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of anybit's own checkout, and whether files differ from it; none if it is installed without one.
+    """Return the commit of anybit's checkout, with ', changed' if files differ from it; None without a checkout.
 
-    Asked once: the code that runs stays the one that was loaded.
+    Cached, because the code that runs stays the one that was loaded.
     """
     here = Path(__file__)
     try:
-        # Only if this file is tracked: a virtual environment may lie inside somebody else's checkout.
+        # Only if this file is tracked: a virtual environment may lie inside another project's checkout.
         _git(here.parent, "ls-files", "--error-unmatch", here.name)
         return _git(here.parent, "describe", "--always", "--exclude=*", "--dirty=, changed")
     except (OSError, subprocess.SubprocessError):
@@ -55,16 +56,14 @@ def commit() -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    # Without the file watcher that a checkout's own settings may name, which is a program.
+    # Without fsmonitor: a checkout's settings may name any program as its file watcher.
     command = ["git", "-c", "core.fsmonitor=false", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=10)
-    return done.stdout.strip()
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
 
 def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or "unknown"
+    with suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"

@@ -1,4 +1,4 @@
-"""Layers that the engines know how to run faster than their parts."""
+"""Layers that engines run faster than their parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class GroupNormReLU(nn.GroupNorm):
-    """ReLU(GroupNorm(x) + shortcut): parameters and results of the two, in one kernel where there is one."""
+    """ReLU(GroupNorm(x) + shortcut), with GroupNorm's parameters, in one kernel where there is one."""
 
     kernel: Callable[[Tensor, Tensor | None, Tensor, Tensor, int, float], Tensor] | None = None
 

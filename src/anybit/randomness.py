@@ -1,8 +1,8 @@
 """Keyed randomness: every draw is a function of (seed, round, client, purpose) and nothing else.
 
 Host draws (cohorts, widths, batch order, splits) come from a numpy generator started at the key. Device draws (noise,
-dropout, augmentation) are a counter-based hash written in tensor operations, so that a loop, vmap, worker processes,
-CPU and GPU all see the same numbers, and a resumed run sees those of the run that was never interrupted.
+dropout, augmentation) are a counter-based hash in tensor operations, so that loops, vmap, worker processes, CPUs and GPUs
+see the same numbers, and a resumed run those of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _WORD = 0xFFFFFFFF
 
 
 def key(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
-    """A 63-bit integer that stands for (seed, round, client, purpose)."""
+    """Return a 63-bit integer that stands for (seed, round, client, purpose)."""
     digest = hashlib.blake2b(f"{seed}/{round}/{client}/{purpose}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
-    """A numpy generator for draws on the host."""
+    """Return a numpy generator for draws on the host."""
     return np.random.Generator(np.random.Philox(key=key(seed, purpose, round, client)))
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """x >> bits of 32-bit words without a sign."""
+    """Compute x >> bits of 32-bit words without a sign."""
     return (x >> bits) & (_WORD >> bits)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A hash of 32-bit words, held in int32: products wrap around, and half the memory of int64 is half the time."""
+    """Hash 32-bit words in int32, whose products wrap around and which takes half the time of int64."""
     for bits, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
         # As a tensor: a number times a mapped scalar is converted by vmap, and compilers do that through float32.
         x = (x ^ _shifted(x, bits)) * torch.full((), factor, dtype=torch.int32, device=x.device)
@@ -43,9 +43,9 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def uniform(key: Tensor, step: Tensor, site: int, shape: Sequence[int]) -> Tensor:
-    """U[0, 1) in float32, a function of (key, step, site, position) alone.
+    """Draw U[0, 1) in float32, a function of (key, step, site, position) alone.
 
-    key: a scalar from `key()` · step: the local step · site: which tensor of the model is being drawn for.
+    key: a scalar from `key()` · step: the local step · site: number of the model's tensor that the draws are for.
     """
     place = step.to(torch.int64) ^ (site * 0x9E3779B1 & _WORD)
     lane = _mix(key.to(torch.int32) ^ _mix(place.to(torch.int32)))

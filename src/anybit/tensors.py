@@ -1,9 +1,9 @@
-"""Tensors by name, and trees of them: what the algorithm hands to an engine, and an engine hands back."""
+"""Tensors by name, and trees of them, which the algorithm and the engines pass to each other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -14,23 +14,19 @@ Tree = TypeVar("Tree")
 """Tensors in any nesting of tuples and dicts."""
 
 Part = tuple[slice | Tensor, Any, Tensor]
-"""Some clients of a cohort after their local training: (which, a tree of deltas with the client first, losses (client,
-local step))."""
+"""Trained clients of a cohort: (their positions, a tree of deltas with the client first, losses (client, local step))."""
 
 
 def stacked(trees: Sequence[Tree]) -> Tree:
     """Stack trees of the same form leaf by leaf."""
-    out: Tree = pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees)
-    return out
+    return cast(Tree, pytree.tree_map(lambda *leaves: torch.stack(leaves), *trees))
 
 
 def picked(tree: Tree, index: Any) -> Tree:
-    """Take leaf[index] of every leaf."""
-    out: Tree = pytree.tree_map(lambda leaf: leaf[index], tree)
-    return out
+    """Return leaf[index] of every leaf."""
+    return cast(Tree, pytree.tree_map(lambda leaf: leaf[index], tree))
 
 
 def moved(tree: Tree, device: torch.device) -> Tree:
-    """Bring every leaf to a device."""
-    out: Tree = pytree.tree_map(lambda leaf: leaf.to(device), tree)
-    return out
+    """Move every leaf to a device."""
+    return cast(Tree, pytree.tree_map(lambda leaf: leaf.to(device), tree))

@@ -210,7 +210,7 @@ def test_missing_class_and_wrong_labels(hub: Path, write_parquet: Write) -> None
     with pytest.raises(DataError, match=r"no training image of 1 of the 6 classes \(d\)"):
         prepare("shapes", SHAPES, hub)
     write([0, 1, 2, 3, 4, 6])
-    with pytest.raises(DataError, match="train example 5 has kind 6, but it has 6 names"):
+    with pytest.raises(DataError, match="train example 5 has kind 6, but there are 6 names"):
         prepare("shapes", SHAPES, hub)
 
 

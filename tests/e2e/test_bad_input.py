@@ -1,4 +1,4 @@
-"""Whatever is wrong: exit code 2, one line that says what and how to mend it, no traceback."""
+"""Whatever is wrong: exit code 2, one line that says what is wrong and how to fix it, no traceback."""
 
 from __future__ import annotations
 

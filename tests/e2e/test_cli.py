@@ -105,8 +105,8 @@ def test_a_polite_stop_saves_and_resumes(anybit: Anybit, home: Path, number: sig
     (home / "run/model.safetensors").unlink()
     steps = (home / "run/steps.json").read_bytes()
     (home / "run/steps.json").unlink()
-    mended = anybit("resume", "run", "--import", "tiny_models", "--quiet")
-    assert mended.returncode == 0, mended.stderr
+    resumed = anybit("resume", "run", "--import", "tiny_models", "--quiet")
+    assert resumed.returncode == 0, resumed.stderr
     assert (home / "run/model.safetensors").read_bytes() == model
     assert (home / "run/steps.json").read_bytes() == steps
     (home / "run/steps.json").write_bytes(steps[:-9])
@@ -136,7 +136,7 @@ def test_what_an_override_leaves_behind_is_said(anybit: Anybit, home: Path) -> N
     for said in (shown, anybit("run", "quickstart/mqat", "split.name=iid", "--dry-run"),
                  anybit("sweep", "quickstart", "split.name=iid", "--dry-run")):
         assert said.returncode == 0
-        assert said.stderr.count("note: split.name=iid starts from the settings of 'iid'; not kept") == 1
+        assert said.stderr.count("note: split.name=iid starts from the settings of 'iid'; dropped from the recipe") == 1
     assert anybit("run", "quickstart/mqat", "split.name=iid", "--dry-run", "--quiet").stderr == ""
 
 

@@ -61,7 +61,7 @@ def test_a_killed_process_is_named_and_no_other_stays(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return (0.0,)
 
-    with pytest.raises(EngineError, match=r"a worker process that evaluates was killed by SIGKILL \(out of memory\?"):
+    with pytest.raises(EngineError, match=r"a worker process of the evaluation was killed by SIGKILL \(out of memory\?"):
         Processes(2).each(figures, range(4))
     assert all(gone(int(path.name)) for path in tmp_path.iterdir())
 

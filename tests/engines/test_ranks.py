@@ -42,7 +42,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
 
 
 def test_a_lost_rank_is_told_with_the_round_wherever_the_others_were(alone: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    w, cohort = {"w": torch.ones(2)}, SimpleNamespace(counts=torch.ones(1, 1), clients=(0,), steps=1, round=6)
+    w, cohort = {"w": torch.ones(2)}, SimpleNamespace(counts=torch.ones(1, 1), clients=(0,), local_steps=1, round=6)
     total, losses = alone.combine(w, [torch.tensor([[3.0]])], w, cohort)
     assert (total["w"].tolist(), losses.tolist()) == ([1.0, 1.0], [[3.0]])
     assert (alone.agree(True, 7), alone.agree(False, 7)) == (True, False)

@@ -52,6 +52,19 @@ def test_learned_steps_keep_the_mean_over_those_that_trained_at_them() -> None:
     assert combiner(ServerOptions()) is mean_delta
 
 
+@pytest.mark.parametrize("mean", ["median", "trimmed"])
+def test_worker_processes_give_the_bytes_of_one_after_another(mean: str, mlp: nn.Module, clients: list[Any],
+                                                              held_out: Any) -> None:
+    """Deltas of later clients come in the memory of earlier ones."""
+    def weights(engine: Any) -> torch.Tensor:
+        result = anybit.fit(mlp, clients * 3, held_out, rounds=3, cohort=15, engine=engine,
+                            client=anybit.ClientOptions(lr=0.05, batch_size=8),
+                            server=anybit.ServerOptions(mean=mean), compute=anybit.ComputeOptions(workers=2))  # type: ignore[arg-type]
+        return torch.cat([p.detach().flatten() for p in result.model.parameters()])
+
+    assert torch.equal(weights("processes"), weights("sequential"))
+
+
 def test_a_run_with_a_poisoned_client_learns_only_with_a_robust_mean(
         mlp: nn.Module, clients: list[Any], held_out: Any) -> None:
     x, y = clients[-1]

@@ -70,7 +70,7 @@ def test_nobody_is_drawn_twice_and_the_draw_repeats(options: SamplingOptions) ->
 def test_mistakes_are_named() -> None:
     with pytest.raises(ConfigError, match="needs weights"):
         SamplingOptions("weighted")
-    with pytest.raises(ConfigError, match="no other does"):
+    with pytest.raises(ConfigError, match="others take none"):
         SamplingOptions("uniform", {"W2": 1.0})
     with pytest.raises(ConfigError, match="0 or above"):
         SamplingOptions("weighted", {"W2": -1.0})

@@ -35,7 +35,7 @@ def check(delta: ArrayRecord | None = None, options: FleetOptions = FleetOptions
 
 def test_a_good_answer_counts() -> None:
     update = check()
-    assert all(torch.equal(update.delta[n], DELTA[n]) for n in W)
+    assert all(torch.equal(update.delta.w[n], DELTA[n]) for n in W)
     assert (update.client, update.examples, update.score, update.losses.tolist()) == (3, 20, 50.0, [1.0, 0.5])
     assert update.clipped is None
 

@@ -136,7 +136,7 @@ def test_rejected_answers_leave_the_mean_of_the_others() -> None:
             answer.content["delta"] = to_record({n: d * float("nan") for n, d in delta.items()})
         return [answer]
 
-    w = fleet(small(), LocalGrid(nodes(4))).start()[1].w
+    w = fleet(small(), LocalGrid(nodes(4))).start()[0].w
     grid = LocalGrid(nodes(4))
     grid.faults[3] = nan
     with_liar, log, said = trained(grid, "rounds=1")
@@ -218,9 +218,9 @@ def test_a_fleets_run_can_be_finished_on_one_process(tmp_path: Path) -> None:
         serve(grid, config, broken, ["anybit_test_models"])
     folder = RunFolder.open(broken)
     train_here(build_task(config, ["anybit_test_models"]), config, folder, resume=True)
-    mended, straight = folder.model(), RunFolder.open(whole).model()
+    continued, straight = folder.model(), RunFolder.open(whole).model()
     for name in straight:
-        torch.testing.assert_close(mended[name], straight[name], rtol=0, atol=1e-6)
+        torch.testing.assert_close(continued[name], straight[name], rtol=0, atol=1e-6)
 
 
 def test_nobody_there_is_an_error_that_says_so() -> None:

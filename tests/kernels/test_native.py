@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from anybit import randomness
 from anybit.kernels.native import operations, use_native
+from anybit.kernels.native.layers import NativeMaxPool2d
 from anybit.kernels.native.operations import conv2d, group_norm, max_pool2d, on_grid, subsample
 from anybit.layers import GroupNormReLU
 from anybit.models import lenet5, resnet20
@@ -184,10 +185,10 @@ def decide_alike(fast: nn.Module, exact: nn.Module) -> None:
         y = y if shortcut is None else y + shortcut
         return y * torch.where(y.abs() < 1e-5, passed.pop(0), y > 0)
 
-    for ours, reference in zip(fast.modules(), exact.modules(), strict=True):
-        if isinstance(ours, GroupNormReLU) and isinstance(reference, GroupNormReLU):
-            ours.register_forward_hook(lambda layer, inputs, output: passed.append(output > 0))
-            reference.kernel = follow
+    ours, reference = ([m for m in model.modules() if isinstance(m, GroupNormReLU)] for model in (fast, exact))
+    for layer, like in zip(ours, reference, strict=True):
+        layer.register_forward_hook(lambda layer, inputs, output: passed.append(output > 0))
+        like.kernel = follow
 
 
 @pytest.mark.parametrize("name", models())
@@ -235,11 +236,29 @@ def test_a_relu_that_somebody_watches_is_not_left_to_the_pool() -> None:
 
 def test_parts_of_a_sequence_compute_on_their_own() -> None:
     """A slice that ends with the ReLU, and the pool called by itself, as a user's forward might."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.part[2](-self.part[:2](x))
+            return out
+
+    model = Net()
     fast, x = prepare(model), torch.randn(5, 3, 8, 8)
     use_native(fast)
+    assert torch.allclose(fast(x), model(x), atol=1e-5)
+
+
+def test_a_relu_before_a_pool_is_left_to_the_pool_where_the_chain_is_called_whole() -> None:
+    inner = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+    model = nn.Sequential(inner, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    fast, x = prepare(model), torch.randn(5, 3, 10, 10)
+    use_native(fast)
     assert isinstance(fast, nn.Sequential)
-    assert torch.allclose(fast[2](-fast[:2](x)), model[2](-model[:2](x)), atol=1e-5)
+    assert [type(m) for m in fast[0]][1:] == [type(m) for m in fast][1:3] == [nn.Identity, NativeMaxPool2d]  # type: ignore[arg-type]
+    assert torch.allclose(fast(x), model(x), atol=1e-5)
 
 
 def test_memory_is_turned_around_only_where_a_model_begins() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from anybit.errors import ModelError
 from anybit.models import resnet20
 from anybit.quant.calibrate import activation_ranges, activation_table, health_seen, layer_health, weight_table
-from anybit.quant.grid import BITS, Grid, limits, quantize, rounding
+from anybit.quant.grid import BITS, Grid, Width, limits, quantize, rounding
 from anybit.quant.sites import SiteOptions, bind, prepare, quantizers, replace_batchnorm, weight_sites
 
 ZERO = torch.zeros((), dtype=torch.int64)
@@ -202,8 +202,9 @@ def test_health_counts_what_lies_outside_the_grid() -> None:
         model[0].weight.copy_(torch.tensor([[-3.0, -2.0, 0.0, 1.0], [1.0, 2.0, 3.0, 0.0]]))
     steps = {"0.weight_quantizer": torch.ones(7), "0.input_quantizer": torch.ones(7)}
     w = dict(model.named_parameters())
-    seen = health_seen(prepare(model).eval(), w, steps, torch.zeros(2, 4), torch.tensor([2, 32]))
-    health = layer_health(seen, (2, 32))
+    prepared = prepare(model).eval()
+    seen = health_seen(prepared, w, steps, torch.zeros(2, 4), torch.tensor([2, 32]))
+    health = layer_health(prepared, seen, Width(2, 32))
     assert health["0.weight_quantizer"].saturation == pytest.approx(3 / 8)  # −3, 2 and 3 lie outside −2 … 1
     assert health["0.input_quantizer"].saturation == 0
 

@@ -48,8 +48,9 @@ def result(recipe: str, seed: int, accuracies: dict[int, float], again: dict[int
 
 def papers(recipe: str, column: str, shift: float = 0.0) -> dict[int, float]:
     """The paper's own figures, moved."""
-    table = next(key for key, name in facts().columns_of(recipe) if name == column)
-    return {bits: value + shift for bits, value in facts().tables[table].columns[column].values.items()}
+    columns = [table.columns[column] for table in facts().tables.values() if column in table.columns]
+    figures = next(found.values for found in columns if found.recipe == recipe)
+    return {bits: value + shift for bits, value in figures.items()}
 
 
 @pytest.fixture

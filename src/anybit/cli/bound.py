@@ -1,4 +1,4 @@
-"""bound: what Theorem 3.1 says of a finished run."""
+"""bound: Theorem 3.1 for a finished run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from anybit.cli.console import Debug, Import, Json, print_json, print_table, say
 from anybit.cli.training import RunPath
+from anybit.errors import ConfigError
 
 if TYPE_CHECKING:
     from anybit.theory.run_bound import RunBound
@@ -21,7 +22,6 @@ def bound(path: RunPath,
           eta_s: Annotated[float | None, typer.Option("--eta-s", help="η_s; default: the run's server.lr.")] = None,
           imports: Import = None, json: Json = False, debug: Debug = False) -> None:
     """Bound ‖∇F‖² of a finished run by Theorem 3.1, term by term; learning rates too large for it are an error."""
-    from anybit.errors import ConfigError
     from anybit.theory.estimates import Known
     from anybit.theory.run_bound import run_bound
     from anybit.training.run import Run
@@ -46,9 +46,5 @@ def _print(result: RunBound) -> None:
     if result.bound is not None:
         terms = {**result.bound.terms(), "bound": result.bound.total}
         print_table(["term", "‖∇F‖² ≤"], [[name.replace("_", " "), f"{value:.4g}"] for name, value in terms.items()])
-    for name, source in result.sources.items():
-        say(f"{name}: {source}")
-    for text in result.outside:
-        say(f"outside the theorem: {text}")
-    for text in result.meaning():
-        say(text)
+    say("\n".join([*(f"{name}: {source}" for name, source in result.sources.items()),
+                   *(f"outside the theorem: {text}" for text in result.outside), *result.meaning()]))

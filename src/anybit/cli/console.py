@@ -1,4 +1,4 @@
-"""How the command line speaks: tables, plain or JSON, and the progress of a run."""
+"""Output of the command line: tables, JSON, and the progress of a run. Options that several verbs share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.cells import cell_len
@@ -16,7 +16,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
-from anybit.errors import printable
+from anybit.errors import ConfigError, did_you_mean, printable
 
 if TYPE_CHECKING:
     from anybit.training.course import Progress
@@ -29,7 +29,7 @@ Import = Annotated[list[str] | None, typer.Option(
 
 
 def say(text: str) -> None:
-    """A line for the person: to stderr, so that stdout stays a table or JSON."""
+    """Print lines for the person to stderr, so that stdout stays a table or JSON."""
     print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
 
 
@@ -37,10 +37,9 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=1, ensure_ascii=False))
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], bold: Sequence[Sequence[bool]] | None = None,
-                title: str | None = None) -> None:
-    """A table, its numbers to the right; cells marked in `bold` stand out. Nothing is cut: a narrow terminal wraps."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], bold: Sequence[Sequence[bool]] | None = None) -> None:
+    """Print a table, numbers to the right, cells marked in `bold` highlighted. A narrow terminal wraps; nothing is cut."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for i, name in enumerate(columns):
         number = i and all(not row[i] or row[i][0] in "0123456789+-−–" for row in rows)
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
@@ -49,8 +48,37 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], bold: Seq
         table.add_row(*[Text(printable(cell), style="bold green" if mark else "")
                         for cell, mark in zip(row, marks, strict=True)])
     needed = sum(max(cell_len(cell) for cell in cells) + 2 for cells in zip(columns, *rows, strict=True))
-    console = Console(width=max(Console().width, needed))
-    console.print(table)
+    Console(width=max(Console().width, needed)).print(table)
+
+
+def print_result(json: bool, value: Any, columns: Sequence[str], rows: Sequence[Sequence[str]],
+                 bold: Sequence[Sequence[bool]] | None = None) -> None:
+    """Print a result: `value` as JSON, or the same as a table."""
+    if json:
+        print_json(value)
+    else:
+        print_table(columns, rows, bold)
+
+
+def choice(option: str, value: str, known: Sequence[str]) -> Any:
+    """Return the value of an option if it is one of `known`; else raise with the nearest of them."""
+    if value not in known:
+        raise ConfigError(f"{option} {value}: {did_you_mean(value, known)}")
+    return value
+
+
+def step_rule(name: str | None) -> Any:
+    """Return the value of --steps if it names a step rule; else raise."""
+    from anybit.federated.variants import StepRule
+
+    return name if name is None else choice("--steps", name, get_args(StepRule))
+
+
+def own_scores(evaluation: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the scores of a run's variant at its sites and by its step rule, by width."""
+    scores = evaluation["grid"][evaluation["own"]]
+    return {width: score for width, score in scores.items()
+            if width == "FP32" or width.rstrip("0123456789") == evaluation["sites"]}
 
 
 class _Speed(ProgressColumn):
@@ -59,7 +87,7 @@ class _Speed(ProgressColumn):
 
 
 class Reporter:
-    """Follows a run: a live line on a terminal, a plain line now and then without one."""
+    """The progress of a run: a live line on a terminal, a plain line now and then without one."""
 
     def __init__(self, quiet: bool, first_round: int = 0) -> None:
         self.quiet, self.first_round = quiet, first_round
@@ -72,8 +100,7 @@ class Reporter:
         if self.quiet:
             return
         if progress.evaluation:
-            scores = progress.evaluation["scores"]
-            self.accuracy = " ".join(f"{width} {s['metric']:.1f}" for width, s in scores.items())
+            self.accuracy = " ".join(f"{width} {s['metric']:.1f}" for width, s in progress.evaluation["scores"].items())
         if self.live:
             self._live(progress)
         elif progress.evaluation or progress.round == progress.rounds or time.monotonic() - self.last_line > 10:
@@ -91,8 +118,7 @@ class Reporter:
 
     def _line(self, progress: Progress) -> None:
         self.last_line = time.monotonic()
-        done = progress.round - self.first_round
-        speed = done / max(self.last_line - self.started, 1e-9)
+        speed = (progress.round - self.first_round) / max(self.last_line - self.started, 1e-9)
         eta = (progress.rounds - progress.round) / speed
         say(f"round {progress.round}/{progress.rounds}  loss {progress.loss:.3f}  {speed:.2f} rounds/s  ETA {eta:.0f} s"
             + (f"  {self.accuracy}" if progress.evaluation else ""))

@@ -1,4 +1,4 @@
-"""data prepare, data show, data ls: data sets and how they spread over clients."""
+"""data prepare, data show, data ls: data sets and their spread over clients."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anybit.cli.console import Debug, Import, Json, print_json, print_table, say
-from anybit.cli.recipes import Overrides, Recipe
+from anybit.cli.console import Debug, Import, Json, print_json, print_result, print_table, say
+from anybit.cli.recipes import Overrides, Recipe, label_of
+from anybit.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from anybit.data.cache import Manifest
@@ -22,15 +23,15 @@ DataDir = Annotated[Path | None, typer.Option(help="Folder with the hub's files 
 
 @app.command("prepare")
 def prepare(name: Name, data_dir: DataDir = None,
-            seed: Annotated[int, typer.Option(help="For the test set that is held out where a set has none.")] = 0,
+            seed: Annotated[int, typer.Option(help="For the held-out test set, where a set has none.")] = 0,
             called: Annotated[str, typer.Option("--name", help="The name to prepare it under.")] = "",
             image: Annotated[str, typer.Option(help="Column of the images.")] = "",
             label: Annotated[str, typer.Option(help="Column of the labels.")] = "",
             coarse: Annotated[str, typer.Option(help="Column of coarse labels.")] = "",
-            id: Annotated[str, typer.Option(help="Column that says whose an example is.")] = "",
+            id: Annotated[str, typer.Option(help="Column of the client that an example belongs to.")] = "",
             train: Annotated[str, typer.Option(help="Name of the training split.")] = "train",
             test: Annotated[str, typer.Option(help="Name of the test split; '' holds out 10 % instead.")] = "test",
-            folder: Annotated[str, typer.Option(help="Where in the set's folder its files lie.")] = "",
+            folder: Annotated[str, typer.Option(help="Subfolder of the set with its files.")] = "",
             size: Annotated[int, typer.Option(help="Resize images to SIZE×SIZE.")] = 0,
             revision: Annotated[str | None, typer.Option(help="The hub's branch, tag or commit.")] = None,
             force: Annotated[bool, typer.Option("--force", help="Prepare again, even if it is intact.")] = False,
@@ -38,8 +39,8 @@ def prepare(name: Name, data_dir: DataDir = None,
     """Read, check and store a data set, so that it trains anywhere with torch and numpy alone."""
     from anybit.data import hub
 
-    given = {role: column for role, column in (("image", image), ("label", label), ("coarse", coarse), ("id", id))
-             if column}
+    columns = {"image": image, "label": label, "coarse": coarse, "id": id}
+    given = {role: column for role, column in columns.items() if column}
     known_as, source = _source(name, given, {"train": train, "test": test, "folder": folder, "size": size})
     _print_sets([hub.prepare(called or known_as, source, data_dir, seed, revision, force, say)], json)
 
@@ -55,16 +56,16 @@ def show(recipe: Recipe, overrides: Overrides = None,
     from anybit.training.build import Components
 
     config = from_recipe(recipe, overrides or [])
-    named = Components(config, imports or [])
-    data = named.build_data()
-    split = named.build_split(data)
+    components = Components(config, imports or [])
+    data = components.build_data()
+    split = components.build_split(data)
     check_cohort(config.cohort, len(split))
-    found = spread(data.train.y.numpy(), split, data.class_names)
-    numbers = {**found.numbers(), **padding(split, config.cohort, config.client.batch_size, config.client.epochs,
-                                            config.seed)}
-    out = out or Path(f"{Path(recipe).with_suffix('').name if recipe.endswith('.toml') else recipe.replace('/', '-')}"
-                      "-clients.png")
-    draw(found, out, f"{config.data.name}, {_describe(config.split)}: {len(split)} clients")
+    label_spread = spread(data.train.y.numpy(), split, data.class_names)
+    numbers = {**label_spread.numbers(), **padding(split, config.cohort, config.client.batch_size, config.client.epochs,
+                                                   config.seed)}
+    out = out or Path(f"{label_of(recipe)}-clients.png")
+    settings = ", ".join(f"{key} {value}" for key, value in config.split.arguments.items() if key != "clients")
+    draw(label_spread, out, f"{config.data.name}, {f'{config.split.name} {settings}'.strip()}: {len(split)} clients")
     if json:
         print_json({**numbers, "picture": str(out)})
     else:
@@ -81,11 +82,10 @@ def ls(json: Json = False, debug: Debug = False) -> None:
 
 
 def _source(name: str, columns: dict[str, str], fields: dict[str, Any]) -> tuple[str, Source]:
-    """(name in the cache, source) of a known set, a recipe's data, a hub id or a folder."""
+    """Return (name in the cache, source) of a known set, a recipe's data, a hub id or a folder."""
     from anybit import recipes
     from anybit.config import from_recipe
     from anybit.data.known import KNOWN, Columns, source
-    from anybit.errors import ConfigError, did_you_mean
     from anybit.files.schema import read
 
     known_as = ""
@@ -103,26 +103,19 @@ def _source(name: str, columns: dict[str, str], fields: dict[str, Any]) -> tuple
     if name not in KNOWN and "/" not in name and not Path(name).is_dir():
         raise ConfigError(f"unknown data set '{name}': {did_you_mean(name, KNOWN)}, or give a hub id 'owner/name' or a "
                           "folder")
-    found = source(name, read(Columns, columns, "columns"), **fields)
-    return known_as or (name if name in KNOWN else Path(name).resolve().name), found
+    known_as = known_as or (name if name in KNOWN else Path(name).resolve().name)
+    return known_as, source(name, read(Columns, columns, "columns"), **fields)
 
 
 def _print_sets(manifests: list[Manifest], json: bool) -> None:
-    if json:
-        print_json([{"name": m.name, "source": m.source, "revision": m.revision, "train": m.counts["train"],
-                     "test": m.counts["test"], "shape": list(m.shape), "classes": len(m.class_names),
-                     "ids": len(m.id_names), "mean": list(m.mean), "std": list(m.std), "note": m.note}
-                    for m in manifests])
-        return
-    print_table(["set", "train", "test", "image", "classes", "ids", "mean", "source", "note"],
-                [[m.name, f"{m.counts['train']:,}", f"{m.counts['test']:,}", "×".join(map(str, m.shape)),
-                  str(len(m.class_names)), str(len(m.id_names) or "–"), "/".join(f"{v:.4f}" for v in m.mean), m.source,
-                  m.note] for m in manifests])
-
-
-def _describe(split: Any) -> str:
-    settings = ", ".join(f"{key} {value}" for key, value in split.arguments.items() if key != "clients")
-    return f"{split.name} {settings}" if settings else str(split.name)
+    print_result(json, [{"name": m.name, "source": m.source, "revision": m.revision, "train": m.counts["train"],
+                         "test": m.counts["test"], "shape": list(m.shape), "classes": len(m.class_names),
+                         "ids": len(m.id_names), "mean": list(m.mean), "std": list(m.std), "note": m.note}
+                        for m in manifests],
+                 ["set", "train", "test", "image", "classes", "ids", "mean", "source", "note"],
+                 [[m.name, f"{m.counts['train']:,}", f"{m.counts['test']:,}", "×".join(map(str, m.shape)),
+                   str(len(m.class_names)), str(len(m.id_names) or "–"), "/".join(f"{v:.4f}" for v in m.mean), m.source,
+                   m.note] for m in manifests])
 
 
 def _number(key: str, value: float) -> str:

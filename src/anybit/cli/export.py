@@ -1,22 +1,21 @@
-"""export: real low-bit artifacts of a trained run, verified."""
+"""export: low-bit artifacts of a trained run, verified."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from anybit.cli.console import Debug, Import, Json, print_json, print_table, say
+from anybit.cli.console import Debug, Import, Json, choice, print_json, print_table, say, step_rule
 from anybit.cli.training import RunPath
+from anybit.errors import ConfigError
 
 if TYPE_CHECKING:
     from anybit.export.artifact import Artifact, Runtime
     from anybit.export.bench import Cost
-    from anybit.export.exporting import Exporter, Options
+    from anybit.export.exporting import Options
     from anybit.export.fleet import Fleet
-    from anybit.export.subject import Subject
     from anybit.quant.grid import Width
 
 Wanted = list[tuple["Width", "Runtime"]]
@@ -26,10 +25,9 @@ FleetFile = Annotated[Path | None, typer.Option(help="A TOML file of [[device]] 
 Opset = Annotated[int, typer.Option(
     help="ONNX opset: 21 stores 4 bits natively, 25 also 2 bits; below: bit streams for older runtimes.")]
 Weights = Annotated[str, typer.Option(help="Weights of integer kernels: uint8, int8 (fast on x86), or auto.")]
-Exact = Annotated[bool, typer.Option(
-    "--exact", help="No 8-bit output quantizers on convolutions: ConvInteger, slower.")]
-StepRule = Annotated[str | None, typer.Option(help="table, rule, mse, minmax or cover; default: the run's own.")]
-Calibrate = Annotated[bool, typer.Option("--calibrate", help="Measure activation steps on training images.")]
+Exact = Annotated[bool, typer.Option("--exact", help="No 8-bit output quantizers on convolutions: ConvInteger, slower.")]
+StepRule = Annotated[str | None, typer.Option(help="Step rule: table, rule, mse, minmax or cover; default: the run's own.")]
+Calibrate = Annotated[bool, typer.Option("--calibrate", help="Measure activation step sizes on training images.")]
 Bench = Annotated[bool, typer.Option("--bench", help="Measure load time, latency and memory.")]
 Web = Annotated[bool, typer.Option("--web", help="Also write web/: a page that runs the artifacts in a browser.")]
 Licence = Annotated[str, typer.Option(help="Licence of the model, for its card: a Hugging Face id.")]
@@ -42,6 +40,7 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
            bench: Bench = False, web: Web = False, out: Out = None, licence: Licence = "other", imports: Import = None,
            json: Json = False, debug: Debug = False) -> None:
     """Write a trained run as low-bit artifacts, run them in their runtime and compare with the evaluation."""
+    from anybit.export.bench import costs as measure
     from anybit.export.exporting import Exporter
     from anybit.export.fleet import read_fleet
     from anybit.export.report import refuse, write_report
@@ -52,11 +51,14 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
     devices = read_fleet(fleet) if fleet else None
     run = Run.load(path, trusted=imports or [])
     wanted = _wanted(run.evaluation["sites"], width, devices, runtime)
-    options = replace(_options(opset, operands, exact, web), licence=licence)
-    subject = from_run(run, _steps(steps), calibrate, any(w.activations != FLOAT for w, _ in wanted))
+    options = _options(opset, operands, exact, web, licence)
+    subject = from_run(run, step_rule(steps), calibrate, any(w.activations != FLOAT for w, _ in wanted))
     exporter = Exporter(subject, out or path / "export", options)
     artifacts = {(str(w), r): exporter.export(w, r) for w, r in wanted}
-    costs = _costs(exporter, list(artifacts.values())) if bench else {}
+    costs: dict[str, Cost] = {}
+    if bench:
+        onnx = (a.file for a in artifacts.values() if a.runtime == "onnx" and not a.rejected)
+        costs = measure([exporter.folder / file for file in (exporter.fp32.name, *onnx)])
     report = write_report(exporter, artifacts, devices, costs)
     if web:
         from anybit.export.web import write_web
@@ -65,60 +67,38 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
     if json:
         print_json(report)
     else:
-        _print(subject, artifacts, devices, costs, report)
+        _print(artifacts, devices, costs, report)
     say(f"artifacts: {exporter.folder}")
     refuse(list(artifacts.values()))
 
 
 def _wanted(sites: Any, width: list[str] | None, devices: Fleet | None, runtime: str) -> Wanted:
-    from anybit.errors import ConfigError, did_you_mean
     from anybit.export.artifact import Runtime
     from anybit.export.exporting import parse_widths
     from anybit.quant.grid import SiteKinds, Width
 
-    if runtime not in get_args(Runtime):
-        raise ConfigError(f"--runtime {runtime}: {did_you_mean(runtime, get_args(Runtime))}")
+    chosen = choice("--runtime", runtime, get_args(Runtime))
     if devices is not None:
         if width:
-            raise ConfigError("--width and --fleet: the fleet file says the widths; give one of the two")
+            raise ConfigError("--width and --fleet: the fleet file sets the widths; give one of the two")
         return list(dict.fromkeys((Width.parse(d.width), d.runtime) for d in devices.device))
-    chosen: Any = runtime
     defaults = (8,) if runtime == "executorch" else (8, 6, 4, 3, 2)
     kinds: SiteKinds = "WA" if runtime == "executorch" or sites == "A" else sites
     return [(w, chosen) for w in (parse_widths(width) if width else [Width.of(kinds, b) for b in defaults])]
 
 
-def _options(opset: int, operands: str, exact: bool, web: bool) -> Options:
-    from anybit.errors import ConfigError, did_you_mean
+def _options(opset: int, operands: str, exact: bool, web: bool, licence: str) -> Options:
     from anybit.export.exporting import Operands, Options
     from anybit.export.graph import check_opset
 
-    if operands not in get_args(Operands):
-        raise ConfigError(f"--operands {operands}: {did_you_mean(operands, get_args(Operands))}")
+    chosen = choice("--operands", operands, get_args(Operands))
     if web and operands == "int8":
         raise ConfigError("--operands int8: browsers refuse int8 weights with zero point 0; leave it out with --web")
-    chosen: Any = "uint8" if web else operands
-    return Options(check_opset(opset), chosen, exact)
+    return Options(check_opset(opset), "uint8" if web else chosen, exact, licence)
 
 
-def _steps(steps: str | None) -> Any:
-    from anybit.errors import ConfigError, did_you_mean
-    from anybit.federated.variants import StepRule
-
-    if steps is not None and steps not in get_args(StepRule):
-        raise ConfigError(f"--steps {steps}: {did_you_mean(steps, get_args(StepRule))}")
-    return steps
-
-
-def _costs(exporter: Exporter, artifacts: list[Artifact]) -> dict[str, Cost]:
-    from anybit.export.bench import costs
-
-    files = [exporter.fp32.name, *(a.file for a in artifacts if a.runtime == "onnx" and not a.rejected)]
-    return costs([exporter.folder / file for file in files])
-
-
-def _print(subject: Subject, artifacts: dict[tuple[str, Runtime], Artifact], devices: Fleet | None,
-           costs: dict[str, Cost], report: dict[str, Any]) -> None:
+def _print(artifacts: dict[tuple[str, Runtime], Artifact], devices: Fleet | None, costs: dict[str, Cost],
+           report: dict[str, Any]) -> None:
     from anybit.export.report import artifact_rows, cost_rows, fleet_rows
 
     print_table(*artifact_rows(list(artifacts.values()), report["metric"]))
@@ -135,4 +115,4 @@ def _print(subject: Subject, artifacts: dict[tuple[str, Runtime], Artifact], dev
         if artifact.warning:
             say(f"warning: {artifact.warning}: its {report['metric']} is {artifact.verdict.artifact:.2f}, in full "
                 f"precision {report['full_precision']:.2f}")
-    say(f"steps: {subject.steps}")
+    say(f"step sizes: {report['steps']}")

@@ -1,66 +1,45 @@
-"""eval, report, doctor: looking at runs and at the machine."""
+"""eval, report, doctor: views of runs and of the machine."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anybit.cli.console import Debug, Import, Json, print_json, print_table, say
+from anybit.cli.console import Debug, Import, Json, print_json, print_result, print_table, say, step_rule
 from anybit.cli.training import RunPath
+from anybit.errors import ConfigError
 
 if TYPE_CHECKING:
     from anybit.reproduction.compare import Comparison
-    from anybit.training.evaluation import Score
-    from anybit.training.run import Run
 
 
 def evaluate(path: RunPath,
              width: Annotated[list[str] | None, typer.Option(help="W4, A4, WA4, W4A8, FP32; repeat for more.")] = None,
-             steps: Annotated[str | None, typer.Option(help="table, rule, mse, minmax or cover.")] = None,
+             steps: Annotated[str | None, typer.Option(help="Step rule: table, rule, mse, minmax or cover.")] = None,
              mixed: Annotated[bool, typer.Option("--mixed", help="Every pair of bits of weights and activations, kept "
                                                                  "with the run for its report.")] = False,
              imports: Import = None, json: Json = False, debug: Debug = False) -> None:
     """Evaluate a trained run at any widths on the whole test set."""
-    from typing import get_args
-
-    from anybit.errors import ConfigError, did_you_mean
-    from anybit.federated.variants import StepRule
     from anybit.quant.grid import Width
     from anybit.training.run import Run
 
-    if steps is not None and steps not in get_args(StepRule):
-        raise ConfigError(f"--steps {steps}: {did_you_mean(steps, get_args(StepRule))}")
+    rule = step_rule(steps)
     run = Run.load(path, trusted=imports or [])
+    bits, metric = run.config.evaluation.bits, run.evaluation["metric"]
     if mixed:
         if width or steps:
-            raise ConfigError("--mixed evaluates all widths at the run's own steps: leave out --width and --steps")
-        _print_mixed(run, json)
+            raise ConfigError("--mixed evaluates all widths at the run's own step sizes: leave out --width and --steps")
+        run.mixed(lambda scores: print_result(
+            json, {name: score._asdict() for name, score in scores.items()}, [metric, *(f"A{a}" for a in bits)],
+            [[f"W{w}", *(f"{scores[str(Width(w, a))].metric:.2f}" for a in bits)] for w in bits]))
         return
-    sites = run.evaluation["sites"]
-    widths = [str(Width.parse(w)) for w in width] if width else [str(Width.of(sites, b)) for b in run.config.evaluation.bits]
-    scores = run.evaluate(widths, steps)  # type: ignore[arg-type]
-    if json:
-        print_json({name: score._asdict() for name, score in scores.items()})
-    else:
-        print_table(["width", "loss", run.evaluation["metric"]],
-                    [[name, f"{s.loss:.4f}", f"{s.metric:.2f}"] for name, s in scores.items()])
-
-
-def _print_mixed(run: Run, json: bool) -> None:
-    """Weights down, activations across."""
-    from anybit.quant.grid import Width
-
-    def show(scores: dict[str, Score]) -> None:
-        if json:
-            print_json({name: score._asdict() for name, score in scores.items()})
-        else:
-            print_table([run.evaluation["metric"], *(f"A{a}" for a in bits)],
-                        [[f"W{w}", *(f"{scores[str(Width(w, a))].metric:.2f}" for a in bits)] for w in bits])
-
-    bits = run.config.evaluation.bits
-    run.mixed(show)
+    widths = [Width.parse(text) for text in width] if width else [Width.of(run.evaluation["sites"], b) for b in bits]
+    scores = run.evaluate([str(w) for w in widths], rule)
+    print_result(json, {name: score._asdict() for name, score in scores.items()}, ["width", "loss", metric],
+                 [[name, f"{score.loss:.4f}", f"{score.metric:.2f}"] for name, score in scores.items()])
 
 
 def report(paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
@@ -70,26 +49,21 @@ def report(paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="R
            markdown: Annotated[Path | None, typer.Option(help="With --paper: write the comparison here, too.")] = None,
            json: Json = False, debug: Debug = False) -> None:
     """Compare runs: a table here, and one HTML page with plots. Or compare them with the paper's figures."""
-    from anybit.errors import ConfigError
     from anybit.report import accuracy_table, read_runs, write_report
 
     if markdown is not None and not paper:
         raise ConfigError("--markdown belongs to --paper")
-    where = out or (paths[0] if paths[0].is_dir() else paths[0].parent) / "report"
+    folder = out or (paths[0] if paths[0].is_dir() else paths[0].parent) / "report"
     if paper:
-        _report_paper(paths, where, markdown, json)
+        _report_paper(paths, folder, markdown, json)
         return
     runs = read_runs(paths)
     table = accuracy_table(runs)
-    if json:
-        print_json(table.as_json())
-    else:
-        print_table(table.columns, table.cells(), table.marks())
+    print_result(json, table.as_json(), table.columns, table.cells(), table.marks())
     for record in runs:
         if not record.finished:
             say(f"{record.name} is not finished: round {record.rounds} of {record.config.get('rounds', '?')}")
-    page = write_report(paths, where)
-    say(f"report: {page}")
+    say(f"report: {write_report(paths, folder)}")
 
 
 def _report_paper(paths: list[Path], out: Path, markdown: Path | None, json: bool) -> None:
@@ -98,13 +72,13 @@ def _report_paper(paths: list[Path], out: Path, markdown: Path | None, json: boo
     from anybit.reproduction.page import write_comparison
     from anybit.sweeps.results import read_results
 
-    found = read_results(paths)
-    comparison = compare(found.results)
+    collected = read_results(paths)
+    comparison = compare(collected.results)
     if json:
         print_json(paper_text.as_json(comparison))
     else:
         _print_comparison(comparison)
-    for name in found.unfinished:
+    for name in collected.unfinished:
         say(f"left out, because it is not finished: {name}")
     for name in comparison.others:
         say(f"left out, because it is no column of the paper: {name}")
@@ -120,8 +94,8 @@ def _print_comparison(comparison: Comparison) -> None:
         print(f"{table.title} ({table.number})")
         print_table(paper_text.head(table), paper_text.rows(table))
         print(*paper_text.notes(table), "", sep="\n")
-        if tried := paper_text.reading_rows(table):
-            print_table([*paper_text.head(table), paper_text.READING_HEAD], tried)
+        if readings := paper_text.reading_rows(table):
+            print_table([*paper_text.head(table), paper_text.READING_HEAD], readings)
             print()
     for home, lines in courses(comparison.by_recipe).items():
         print(f"Overfitting: {home}")
@@ -131,10 +105,9 @@ def _print_comparison(comparison: Comparison) -> None:
     print(f"\n{paper_text.agreement(comparison.tables)} Beyond that: !, doubted: ?")
 
 
-def doctor(engines: Annotated[bool, typer.Option("--engines", help="Measure every engine on LeNet-5 and ResNet-20.")
-                              ] = False,
+def doctor(engines: Annotated[bool, typer.Option("--engines", help="Measure all engines on LeNet-5 and ResNet-20.")] = False,
            json: Json = False, debug: Debug = False) -> None:
-    """Say what this machine has, what is missing for what, and (with --engines) which engine is fast here."""
+    """Show this machine, the packages that each extra lacks, and (with --engines) the speed of every engine."""
     from anybit.environment import EXTRAS, environment, version
     from anybit.files.writing import home
 
@@ -155,9 +128,7 @@ def doctor(engines: Annotated[bool, typer.Option("--engines", help="Measure ever
 
 
 def _engines() -> list[dict[str, Any]]:
-    """Seconds per round of every candidate, and their ratio to the default."""
-    from dataclasses import asdict
-
+    """Measure the seconds per round of every candidate, and their ratio to the default."""
     from anybit.config import Config
     from anybit.models import lenet5, resnet20
     from anybit.training.engine_choice import example_task, measure

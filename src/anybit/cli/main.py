@@ -1,11 +1,11 @@
-"""All verbs, joined."""
+"""All verbs of the command line, in one app."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 import typer
@@ -19,28 +19,21 @@ typer.core.HAS_RICH = False
 app = typer.Typer(name="anybit", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
                   pretty_exceptions_enable=False, suggest_commands=False,
                   help="Train one federated model that survives every bit-width.")
-app.command("ls")(recipes.ls)
-app.command("show")(recipes.show)
-app.command("cp")(recipes.cp)
-app.command("run")(training.run)
-app.command("resume")(training.resume)
-app.command("sweep")(sweep.sweep)
-app.command("collect")(sweep.collect)
-app.command("eval")(inspect.evaluate)
-app.command("report")(inspect.report)
-app.command("bound")(bound.bound)
-app.command("export")(export.export)
-app.command("doctor")(inspect.doctor)
+_VERBS: dict[str, Callable[..., None]] = {
+    "ls": recipes.ls, "show": recipes.show, "cp": recipes.cp, "run": training.run, "resume": training.resume,
+    "sweep": sweep.sweep, "collect": sweep.collect, "eval": inspect.evaluate, "report": inspect.report,
+    "bound": bound.bound, "export": export.export, "doctor": inspect.doctor}
+for verb, function in _VERBS.items():
+    app.command(verb)(function)
 app.add_typer(data.app, name="data")
 app.add_typer(fleet.app, name="fleet")
 
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM,
-                errno.ENAMETOOLONG)
-"""What the user mends outside anybit, wherever it comes up."""
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
+"""Errors of the file system that the user fixes outside anybit."""
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command and return its exit code; anybit's own errors pass through to the caller."""
+    """Run one command and return its exit code; let anybit's own errors through to the caller."""
     try:
         code = app(list(arguments), standalone_mode=False)
         sys.stdout.flush()
@@ -56,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
         # The reader of our output went away (e.g. `| head`): end quietly, also when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except OSError as error:
-        if error.errno not in _OF_THE_DISK:
+        if error.errno not in _DISK_ERRORS:
             raise
         raise RunError(f"{error.filename or 'the output'} cannot be read or written ({error.strerror})") from None
     return 0

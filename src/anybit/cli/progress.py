@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -13,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from anybit.cli.console import say
+from anybit.cli.console import own_scores, say
 
 if TYPE_CHECKING:
     from anybit.sweeps.plan import SweepFolder
@@ -25,7 +24,7 @@ _COLOURS = {"waiting": "dim", "running": "", "done": "green", "failed": "red"}
 
 @dataclass
 class _Line:
-    """One run."""
+    """One run of the sweep."""
 
     rounds: int
     state: State
@@ -33,7 +32,7 @@ class _Line:
     scores: dict[str, dict[str, float]] | None = None
     reason: str = ""
     since: tuple[float, int] | None = None
-    """(when, after how many rounds) its first round of this process ended."""
+    """(time, round) when its first round of this process ended."""
 
     @property
     def speed(self) -> float | None:
@@ -49,51 +48,32 @@ class _Line:
 
 
 class SweepReporter:
-    """Follows a sweep."""
+    """The progress of a sweep."""
 
     COLUMNS = ("run", "round", "rounds/s", "own accuracies", "state")
 
     def __init__(self, sweep: SweepFolder, quiet: bool) -> None:
-        self.lines = {run.name: _Line(run.config.rounds, "waiting") for run in sweep.runs}
+        from anybit.training.run_folder import RunFolder
+
+        self.lines: dict[str, _Line] = {}
         for run in sweep.runs:
-            self._recall(run.name, sweep.run_path(run), sweep.finished(run))
+            folder = RunFolder(sweep.run_path(run))
+            line = _Line(run.config.rounds, "waiting", max(map(folder.round_of, folder.checkpoints()), default=0))
+            if sweep.finished(run):
+                line.state, line.round, line.scores = "done", line.rounds, own_scores(folder.evaluation())
+            self.lines[run.name] = line
         self.quiet, self.last_line = quiet, 0.0
         self.live: Live | None = None
         if sys.stderr.isatty() and not quiet:
             self.live = Live(console=Console(stderr=True), get_renderable=self._table, refresh_per_second=2,
                              transient=True)
 
-    def _recall(self, name: str, path: Path, finished: bool) -> None:
-        """What an earlier process has left."""
-        from anybit.training.run_folder import RunFolder
-
-        folder, line = RunFolder(path), self.lines[name]
-        line.round = max(map(folder.round_of, folder.checkpoints()), default=0)
-        if finished:
-            line.state, line.round = "done", line.rounds
-            self._final_scores(line, folder.evaluation())
-
-    def _final_scores(self, line: _Line, evaluation: dict[str, Any]) -> None:
-        own = evaluation["grid"][evaluation["own"]]
-        line.scores = {width: score for width, score in own.items()
-                       if width == "FP32" or width.rstrip("0123456789") == evaluation["sites"]}
-
-    def __enter__(self) -> SweepReporter:
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.live:
-            self.live.stop()
-
     def on_round(self, name: str, progress: Progress) -> None:
         line = self.lines[name]
         line.state, line.round = "running", progress.round
         line.since = line.since or (time.monotonic(), progress.round)
         line.scores = progress.evaluation["scores"] if progress.evaluation else line.scores
-        due = progress.evaluation or progress.round == progress.rounds or time.monotonic() - self.last_line > 10
-        if due:
+        if progress.evaluation or progress.round == progress.rounds or time.monotonic() - self.last_line > 10:
             self._say(name)
 
     def on_state(self, name: str, state: State, reason: str) -> None:
@@ -121,17 +101,14 @@ class SweepReporter:
                  "scores": line.scores} for name, line in self.lines.items()]
 
     def _table(self) -> Table:
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for i, column in enumerate(self.COLUMNS):
-            table.add_column(column, justify="right" if i in (1, 2) else "left", no_wrap=i < 3)
-        for name, line in self._shown():
-            table.add_row(*[Text(cell, style=_COLOURS[line.state]) for cell in (name, *line.cells())])
-        return table
-
-    def _shown(self) -> list[tuple[str, _Line]]:
-        """As many runs as the terminal has lines for: a live table that is longer than the screen flickers."""
+        """Draw as many runs as the terminal has lines for: a live table longer than the screen flickers."""
         room = max(3, Console(stderr=True).height - 3)
         lines = list(self.lines.items())
         first = next((i for i, (_, line) in enumerate(lines) if line.state == "running"), 0)
         start = max(0, min(first - room // 3, len(lines) - room))
-        return lines[start:start + room]
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for i, column in enumerate(self.COLUMNS):
+            table.add_column(column, justify="right" if i in (1, 2) else "left", no_wrap=i < 3)
+        for name, line in lines[start:start + room]:
+            table.add_row(*[Text(cell, style=_COLOURS[line.state]) for cell in (name, *line.cells())])
+        return table

@@ -1,4 +1,4 @@
-"""run and resume: training, watched and stoppable."""
+"""run and resume: training with progress, stopped by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anybit.cli.console import Debug, Import, Json, Quiet, Reporter, print_json, print_table, say
-from anybit.cli.recipes import Overrides, Recipe, tell_not_kept
+from anybit.cli.console import Debug, Import, Json, Quiet, Reporter, own_scores, print_json, print_result, say
+from anybit.cli.recipes import Overrides, Recipe, label_of, tell_not_kept
+from anybit.errors import RunError
 from anybit.training.stopping import stoppable
 
 if TYPE_CHECKING:
@@ -27,37 +28,29 @@ def run(recipe: Recipe, overrides: Overrides = None,
     """Train a recipe."""
     from anybit.config import from_recipe
     from anybit.engines.ranks import rank
-    from anybit.training.build import build_task
+    from anybit.files.schema import plain
+    from anybit.training.build import build_task, settled
+    from anybit.training.computation import open_computation
     from anybit.training.opening import open_run
 
     config, trusted = from_recipe(recipe, overrides or []), imports or []
     if dry_run:
-        _dry_run(config, trusted)
+        # Opened as a run would open it, so that the same mistakes are found.
+        task, config = build_task(config, trusted), settled(config, trusted)
+        open_computation(task, config).engine.close()
+        print_json({"config": plain(config), "cost": _cost(config, task)})
         tell_not_kept([(recipe, overrides or [])], quiet)
         return
     reporter = Reporter(quiet or rank() > 0)
-    path = path or Path("runs") / f"{Path(recipe).stem if recipe.endswith('.toml') else recipe.replace('/', '-')}-" \
-                                  f"{time.strftime('%Y%m%d-%H%M%S')}"
+    path = path or Path("runs") / f"{label_of(recipe)}-{time.strftime('%Y%m%d-%H%M%S')}"
     opened = open_run(path, config, lambda config: build_task(config, trusted), trusted=trusted, say=reporter.message)
     tell_not_kept([(recipe, overrides or [])], quiet or rank() > 0)
     _train(opened, reporter, json)
 
 
-def _dry_run(config: Config, trusted: list[str]) -> None:
-    """Say whatever can be known to be wrong; else the settled config, and what the run would compute."""
-    from anybit.files.schema import plain
-    from anybit.training.build import build_task, settled
-    from anybit.training.computation import open_computation
-
-    task, config = build_task(config, trusted), settled(config, trusted)
-    open_computation(task, config).engine.close()
-    print_json({"config": plain(config), "cost": _cost(config, task)})
-
-
 def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Continue an interrupted run from its last checkpoint."""
     from anybit.engines.ranks import rank
-    from anybit.errors import RunError
     from anybit.sweeps.plan import is_sweep
     from anybit.training.opening import open_run
     from anybit.training.run import Run
@@ -90,26 +83,17 @@ def _train(opened: OpenRun, reporter: Reporter, json: bool) -> None:
         reporter.close()
     if not opened.computation.engine.leads:
         return
-    if json:
-        print_json({"path": str(folder.path), **trained.evaluation})
-    else:
-        _print_scores(trained.evaluation)
+    evaluation, scores = trained.evaluation, own_scores(trained.evaluation)
+    print_result(json, {"path": str(folder.path), **evaluation}, [evaluation["metric"], *scores],
+                 [[evaluation["variant"], *(f"{score['metric']:.2f}" for score in scores.values())]])
     say(f"run: {folder.path}   report: anybit report {folder.path}")
 
 
-def _print_scores(evaluation: dict[str, Any]) -> None:
-    """The variant's own scores: its sites, its steps."""
-    own, sites = evaluation["grid"][evaluation["own"]], evaluation["sites"]
-    names = [name for name in own if name == "FP32" or name.rstrip("0123456789") == sites]
-    print_table([evaluation["metric"], *names], [[evaluation["variant"], *[f"{own[n]['metric']:.2f}" for n in names]]])
-
-
 def _cost(config: Config, task: Task) -> dict[str, Any]:
-    """What the run computes, counted in images through the model."""
+    """Return the work of the run, counted in images through the model."""
     mean = sum(len(index) for index in task.split) / len(task.split)
-    evaluations = config.rounds // config.evaluation.every + 1
+    epochs, evaluations = config.rounds * config.cohort * config.client.epochs, config.rounds // config.evaluation.every + 1
     return {"parameters": sum(p.numel() for p in task.model.parameters()), "clients": len(task.split),
-            "training_images": round(config.rounds * config.cohort * config.client.epochs * mean),
+            "training_images": round(epochs * mean),
             "evaluation_images": evaluations * len(config.evaluation.bits) * len(task.data.test),
-            "local_steps": round(config.rounds * config.cohort * config.client.epochs
-                                 * -(-mean // config.client.batch_size))}
+            "local_steps": round(epochs * -(-mean // config.client.batch_size))}

@@ -1,19 +1,202 @@
-"""Config: every setting of a run, with its default and its reason."""
+"""The configuration of a run. Every default stands here, or in the signature of a model, data source or variant."""
 
-from anybit.config.options import (
-    OBJECT,
-    ClientOptions,
-    Component,
-    ComputeOptions,
-    Config,
-    Convolution,
-    EngineName,
-    EvaluationOptions,
-    FleetOptions,
-    Precision,
-    RangeOptions,
-    from_recipe,
-)
+from __future__ import annotations
 
-__all__ = ["OBJECT", "ClientOptions", "Component", "ComputeOptions", "Config", "Convolution", "EngineName",
-           "EvaluationOptions", "FleetOptions", "Precision", "RangeOptions", "from_recipe"]
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from anybit import recipes
+from anybit.errors import ConfigError
+from anybit.federated.sampling import SamplingOptions
+from anybit.federated.server import ServerOptions
+from anybit.federated.variants import StepRule
+from anybit.files.schema import read
+from anybit.quant.grid import SiteKinds, check_bits
+from anybit.quant.ranges import ActivationRule, RangeRule
+from anybit.quant.sites import SiteOptions
+
+EngineName = Literal["auto", "sequential", "stacked", "processes"]
+Precision = Literal["tf32", "fp32", "bf16"]
+Convolution = Literal["default", "no-onednn", "channels-last", "native"]
+OBJECT = "<python object>"
+"""Name of a model, data or variant that was passed as an object."""
+MOST_THREADS = 1024
+"""Limit for configs from elsewhere, because threads are started as asked for."""
+
+
+def _at_least(least: float, **values: float) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise ConfigError(f"{name} = {value}: must be at least {least}")
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise ConfigError(f"{name} = {value}: must be above 0")
+
+
+@dataclass(frozen=True)
+class Component:
+    """A model, data source, split or variant: one of anybit's names, or 'package.module:function', and its arguments."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict, metadata={"rest": True})
+
+
+@dataclass(frozen=True)
+class ClientOptions:
+    """Local training."""
+
+    lr: float = 0.05
+    batch_size: int = 64
+    epochs: int = 1
+    step_lr: float = 0.01
+    """Learning rate of learned step sizes, and the most that a local step changes log Δ."""
+    clip: float | None = None
+    """Longest gradient of a local step, without learned step sizes: longer ones are cut to it, non-finite ones left out."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, batch_size=self.batch_size, epochs=self.epochs)
+        _positive(lr=self.lr, step_lr=self.step_lr, **({} if self.clip is None else {"clip": self.clip}))
+
+
+@dataclass(frozen=True)
+class RangeOptions:
+    """Origin of the step sizes."""
+
+    weights: RangeRule | None = None
+    """Step sizes of weights at the start; none: by the variant's rule (min-max for QAT and APQN, MSE for MQAT)."""
+    activations: ActivationRule = "cover"
+    """Step sizes of activations at the start, and when re-estimated for evaluation."""
+    evaluate: StepRule | None = None
+    """Step rule at evaluation; none: the variant's choice."""
+    calibration_images: int = 64
+    """Training images for the measurement of activation ranges."""
+    learned: bool = False
+    """Train the step sizes (LSQ), starting from the rules above."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, calibration_images=self.calibration_images)
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """Rounds and widths at which the server model is evaluated on the whole test set."""
+
+    every: int = 100
+    bits: tuple[int, ...] = (32, 8, 6, 4, 3, 2)
+    sites: tuple[SiteKinds, ...] = ("W", "A", "WA")
+    """Sites of the final evaluation, besides the variant's; earlier ones use the variant's only."""
+    steps: tuple[StepRule, ...] = ("table", "rule", "mse")
+    """Step rules of the final evaluation."""
+    batch_size: int | None = None
+    """Test images at once; none: 500 on a CPU, 2,500 on a GPU, fewer if they do not fit."""
+    mixed: bool = False
+    """At the end also every pair of bits of weights and activations (W4A8, W2A8, W8A4, …), by the variant's step rule."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, every=self.every, batch_size=self.batch_size or 1)
+        for bits in self.bits:
+            check_bits(bits)
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """Computation of the engine. None: chosen for this machine, and then kept in the run."""
+
+    precision: Precision = "tf32"
+    """Precision of products: float32 in a GPU's TF32 units, exact float32, or bfloat16 (autocast, on CPUs too)."""
+    compile: bool | None = None
+    """Compile the client step on a GPU; none: when the run is long enough for it to pay."""
+    chunk: int | None = None
+    """Clients that the stacked engine computes at once; fewer need less memory."""
+    convolution: Convolution | None = None
+    """Kernels on a CPU: torch's (oneDNN), or torch's without oneDNN; with the sequential and processes engines also oneDNN
+    with channels last in memory, or native ones for convolutions, norms and pools, which need a C++ compiler once."""
+    workers: int | None = None
+    """Worker processes of the processes engine; none: one per core."""
+
+    def __post_init__(self) -> None:
+        given = {"compute.chunk": self.chunk, "compute.workers": self.workers}
+        _at_least(1, **{name: value for name, value in given.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """The server's dealings with real devices; a run in one process ignores them.
+
+    deadline: seconds after which a round goes on without the devices that have not answered · minimum: answers that a
+    round needs; with fewer it is tried again · tries: of a round before the run stops, with a checkpoint · wait: seconds
+    until enough devices must have connected · poll: seconds between two looks for answers.
+    """
+
+    deadline: float = 600.0
+    minimum: int = 1
+    tries: int = 3
+    wait: float = 600.0
+    poll: float = 0.5
+    norm_bound: float | None = None
+    """Largest L2 norm of a delta, beyond which it is clipped or rejected; none: unbounded."""
+    norm_rule: Literal["clip", "reject"] = "clip"
+    max_examples: int = 1_000_000
+    """Most examples that a device may claim; matters with weighting = "examples"."""
+    uplink_bits: int = 32
+    """Deltas travel in 32 bits as they are, or in 8 or 4 bits, stochastically rounded."""
+    calibration: Literal["devices", "server"] = "devices"
+    """Place where activation ranges are measured: on sampled devices, or on the server's training data."""
+    calibration_devices: int = 10
+
+    def __post_init__(self) -> None:
+        names = ("deadline", "wait", "poll", "minimum", "tries", "max_examples", "calibration_devices", "norm_bound")
+        _positive(**{name: getattr(self, name) for name in names if getattr(self, name) is not None})
+        if self.uplink_bits not in (4, 8, 32):
+            raise ConfigError(f"uplink_bits = {self.uplink_bits}: must be 4, 8 or 32")
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of a run: the same config on the same machine gives the same bytes."""
+
+    data: Component = Component("digits")
+    split: Component = Component("dirichlet")
+    model: Component = Component("resnet20")
+    variant: Component = Component("mqat")
+    rounds: int = 100
+    cohort: int = 10
+    sampling: SamplingOptions = SamplingOptions()
+    seed: int = 1
+    weighting: Literal["uniform", "examples"] = "uniform"
+    """Weights in the mean of deltas: 1/|S| (the paper's), or in proportion to each client's examples."""
+    loss: str = "cross_entropy"
+    metric: str = "accuracy"
+    client: ClientOptions = ClientOptions()
+    server: ServerOptions = ServerOptions()
+    sites: SiteOptions = SiteOptions()
+    ranges: RangeOptions = RangeOptions()
+    evaluation: EvaluationOptions = EvaluationOptions()
+    engine: EngineName = "auto"
+    compute: ComputeOptions = ComputeOptions()
+    device: str = "auto"
+    threads: int | None = None
+    """CPU threads; none: torch's choice. Results are bytewise the same only for the same number."""
+    checkpoint_every: int = 100
+    fleet: FleetOptions = FleetOptions()
+
+    def __post_init__(self) -> None:
+        _at_least(1, rounds=self.rounds, cohort=self.cohort, checkpoint_every=self.checkpoint_every)
+        _at_least(0, seed=self.seed)
+        _positive(**{"server.lr": self.server.lr, "server.eps": self.server.eps})
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise ConfigError(f"threads = {self.threads}: must be between 1 and {MOST_THREADS}")
+        if self.sites.first_last_bits is not None:
+            check_bits(self.sites.first_last_bits)
+
+
+def from_recipe(name: str, overrides: Sequence[str] = ()) -> Config:
+    """Read a recipe with `key=value` overrides."""
+    content = recipes.load(name, overrides)
+    content.pop("description", None)
+    config: Config = read(Config, content)
+    return config

@@ -1,4 +1,4 @@
-"""Prepared data sets: one folder per set, with arrays that numpy alone can map and a manifest that says what they are.
+"""Prepared data sets: one folder per set, with a manifest and arrays that numpy alone can map.
 
 <home>/<name>/{train,test}_{images,labels,coarse,ids}.npy and manifest.json; home is $ANYBIT_DATA, or ~/.cache/anybit.
 A set is written beside its place and renamed into it, so a folder that has a manifest was written to the end.
@@ -30,9 +30,9 @@ from anybit.files.writing import home, write_json
 
 FORMAT = 1
 PARTS = ("train", "test")
-_CHUNK = 1 << 24
 _LARGEST = 1 << 40
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_FILE = re.compile(r"(train|test)_[^/]+\.npy")
 
 
 @dataclass(frozen=True)
@@ -43,28 +43,26 @@ class FileFacts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a prepared set is and where it comes from."""
+    """Description of a prepared set and its origin.
+
+    source: hub id or folder name · revision: the hub's commit, or a digest of the local files · shape: channels, rows and
+    columns of an image · mean, std: per channel, of the training images in [0, 1] · options: splits, folder and size of the
+    source · id_names: owners of the examples, the one with most images first · seed: for a test set that was held out.
+    """
 
     name: str
     source: str
-    """Hub id or folder name."""
     revision: str
-    """The hub's commit, or a digest of the local files."""
     counts: Mapping[str, int]
     shape: tuple[int, ...]
-    """Of one image: channels, rows, columns."""
     class_names: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    """Per channel, of the training images in [0, 1]."""
     columns: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    """How else the source was read: its splits, folder and size."""
     coarse_names: tuple[str, ...] = ()
     id_names: tuple[str, ...] = ()
-    """Whom examples belong to; the one with most images first."""
     seed: int = 0
-    """By which the test set was held out, where the source has none."""
     note: str = ""
     format: int = FORMAT
     files: Mapping[str, Any] = field(default_factory=dict)
@@ -72,7 +70,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A set in the cache: arrays by file stem, e.g. train_images, mapped, so that only what is used is in memory."""
+    """A set in the cache, its arrays mapped into memory and named by file stem, e.g. train_images."""
 
     manifest: Manifest
     arrays: Mapping[str, np.ndarray]
@@ -85,7 +83,7 @@ def folder(name: str) -> Path:
 
 
 def load(name: str, prepare: str = "") -> Prepared:
-    """Map a prepared set. Sizes are checked always, checksums by `verify` only: reading all bytes takes longer."""
+    """Map a prepared set. Only `verify` compares checksums, because reading all bytes takes longer than mapping."""
     place, fix = folder(name), f"run '{prepare or f'anybit data prepare {name}'}'"
     if not place.exists():
         raise DataError(f"{name} is not prepared: {fix} (looked in {place.parent})")
@@ -98,42 +96,39 @@ def load(name: str, prepare: str = "") -> Prepared:
 
 
 def verify(name: str) -> Manifest | None:
-    """The manifest if every byte is as it was written, else none."""
-    try:
+    """Return the manifest if every byte is as it was written, else None."""
+    with suppress(DataError, OSError):
         manifest = load(name).manifest
-        intact = all(_digest(folder(name) / file) == facts.sha256 for file, facts in _files(manifest).items())
-    except (DataError, OSError):
-        return None
-    return manifest if intact else None
+        if all(file_digest(folder(name) / file).hexdigest() == facts.sha256 for file, facts in _files(manifest).items()):
+            return manifest
+    return None
 
 
 def ls() -> list[Manifest]:
-    """All prepared sets that can be loaded."""
-    found = []
-    for place in sorted(home().glob("*/manifest.json")):
+    """List the manifests of all prepared sets that can be loaded."""
+    manifests = []
+    for path in sorted(home().glob("*/manifest.json")):
         with suppress(DataError):
-            found.append(load(place.parent.name).manifest)
-    return found
+            manifests.append(load(path.parent.name).manifest)
+    return manifests
 
 
 @contextmanager
 def locked(name: str) -> Iterator[None]:
-    """One process at a time prepares a set; the lock ends with the process, however it ends."""
-    place = folder(name)
-    lock = place.parent / f".{name}.lock"
+    """Hold the lock under which one process at a time prepares a set; it ends with the process."""
+    lock = folder(name).with_name(f".{name}.lock")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        lock.parent.mkdir(parents=True, exist_ok=True)
         lock.touch()
     except OSError as error:
-        raise DataError(f"{place.parent} cannot be written ({error.strerror}): set ANYBIT_DATA to another folder") \
-            from None
+        raise DataError(f"{lock.parent} cannot be written ({error.strerror}): set ANYBIT_DATA to another folder") from None
     with open(lock, "r+") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
 
 def write(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> Manifest:
-    """Store a set under its name, whole or not at all. The caller holds the lock."""
+    """Store a complete set under its name, or nothing. The caller holds the lock."""
     place = folder(manifest.name)
     for stale in place.parent.glob(f".{manifest.name}.*.part"):
         shutil.rmtree(stale, ignore_errors=True)
@@ -159,8 +154,7 @@ def write(manifest: Manifest, arrays: Mapping[str, np.ndarray]) -> Manifest:
 
 
 def _manifest(place: Path) -> Manifest:
-    content = read_json(place / "manifest.json")
-    manifest: Manifest = read(Manifest, content)
+    manifest: Manifest = read(Manifest, read_json(place / "manifest.json"))
     if manifest.format != FORMAT:
         raise DataError(f"its format is {manifest.format}, this anybit reads {FORMAT}")
     if len(manifest.shape) != 3 or not all(0 < side <= _LARGEST for side in manifest.shape):
@@ -176,25 +170,22 @@ def _manifest(place: Path) -> Manifest:
 
 def _files(manifest: Manifest) -> dict[str, FileFacts]:
     files = {file: read(FileFacts, facts, file) for file, facts in manifest.files.items()}
-    if strange := [file for file in files if Path(file).name != file or not file.endswith(".npy")]:
+    if strange := [file for file in files if not _FILE.fullmatch(file)]:
         raise DataError(f"its manifest names '{strange[0]}'")
-    for part in PARTS:
-        for stem in ("images", "labels"):
-            if f"{part}_{stem}.npy" not in files:
-                raise DataError(f"{part}_{stem}.npy is missing from its manifest")
+    for file in (f"{part}_{kind}.npy" for part in PARTS for kind in ("images", "labels")):
+        if file not in files:
+            raise DataError(f"{file} is missing from its manifest")
     return files
 
 
 def _map(path: Path, facts: FileFacts, manifest: Manifest) -> np.ndarray:
-    """The array that the manifest promises. Its header is compared and not parsed: nothing in it is believed."""
-    count, images = manifest.counts.get(path.stem.partition("_")[0]), path.stem.endswith("_images")
-    if count is None:
-        raise DataError(f"its manifest names '{path.name}'")
+    """Map the array that the manifest describes. Its header is compared, never parsed, because it may be forged."""
+    count, images = manifest.counts[path.stem.partition("_")[0]], path.stem.endswith("_images")
     shape, dtype = (count, *(manifest.shape if images else ())), np.dtype(np.uint8 if images else np.int64)
     header = _header(shape, dtype)
-    wanted, size = len(header) + math.prod(shape) * dtype.itemsize, path.stat().st_size
-    if not size == facts.bytes == wanted:
-        raise DataError(f"{path.name} has {size} bytes; its manifest says {facts.bytes}, {dtype} {shape} needs {wanted}")
+    needed, size = len(header) + math.prod(shape) * dtype.itemsize, path.stat().st_size
+    if not size == facts.bytes == needed:
+        raise DataError(f"{path.name} has {size} bytes; its manifest says {facts.bytes}, {dtype} {shape} needs {needed}")
     with open(path, "rb") as file:
         if file.read(len(header)) != header:
             raise DataError(f"{path.name} does not hold {dtype} {shape}, as its manifest says")
@@ -203,31 +194,30 @@ def _map(path: Path, facts: FileFacts, manifest: Manifest) -> np.ndarray:
 
 
 def _header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """The header of a .npy file, as numpy writes it."""
+    """Return the header that numpy writes into a .npy file."""
     header = io.BytesIO()
-    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(header, described)
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
     return header.getvalue()
 
 
 def _save(path: Path, array: np.ndarray) -> FileFacts:
-    """Written through a file handle: a full disk is then an error, where a memory map would end the process."""
+    """Write through a file handle: a full disk is then an error, where a memory map would end the process."""
     array = np.ascontiguousarray(array)
     header = _header(array.shape, array.dtype)
     body = array.reshape(-1).view(np.uint8)
-    digest = hashlib.sha256(header)
     with open(path, "wb") as file:
         file.write(header)
-        for start in range(0, len(body), _CHUNK):
-            chunk = body[start:start + _CHUNK].data
-            file.write(chunk)
-            digest.update(chunk)
+        file.write(body.data)
         file.flush()
         os.fsync(file.fileno())
     path.chmod(0o644)
+    digest = hashlib.sha256(header)
+    digest.update(body.data)
     return FileFacts(len(header) + len(body), digest.hexdigest())
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> Any:
+    """Return the SHA-256 of a file, as hashlib's object."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, "sha256")

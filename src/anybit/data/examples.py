@@ -1,4 +1,4 @@
-"""Examples on the training device, and the checks that they can be trained on."""
+"""Examples on the training device, and checks of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anybit.data.pipeline import Pipeline
+from anybit.data.pipeline import Pipeline as Pipeline
 from anybit.errors import DataError
-
-__all__ = ["Data", "Examples", "Pipeline", "as_examples", "channel_statistics", "check_labels", "check_split"]
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and targets, first dimension the example. Images may stay uint8; the pipeline makes floats of a batch."""
+    """Inputs and targets, the example as first dimension. Images may stay uint8: the pipeline turns batches into floats."""
 
     x: Tensor
     y: Tensor
@@ -32,10 +30,9 @@ class Examples:
 
 @dataclass(frozen=True)
 class Data:
-    """A data set: what clients train on, what the server is evaluated on.
+    """A data set: examples for the clients to train on, and for the server to be evaluated on.
 
-    coarse, ids: per training example its coarse label and the index of whom it belongs to, where the set has them;
-    splits use them, so they stay on the host.
+    coarse, ids: coarse label and owner's number of each training example, on the host, where splits use them.
     """
 
     train: Examples
@@ -49,18 +46,18 @@ class Data:
         return replace(self, train=self.train.to(device), test=self.test.to(device), pipeline=self.pipeline.to(device))
 
     def labels(self) -> dict[str, np.ndarray | None]:
-        """What a split may ask for, by the names of its arguments."""
+        """Return the arrays that a split may need, by the names of its arguments."""
         return {"labels": self.train.y.cpu().numpy(), "coarse": self.coarse, "ids": self.ids}
 
 
 def channel_statistics(x: Tensor) -> Pipeline:
-    """The pipeline that gives these images mean 0 and standard deviation 1 per channel."""
+    """Return the pipeline that gives these images mean 0 and standard deviation 1 per channel."""
     x = Pipeline()(x).transpose(0, 1).flatten(1).double()
     return Pipeline(tuple(x.mean(1).tolist()), tuple(x.std(1, correction=0).clamp_min(1e-12).tolist()))
 
 
 def as_examples(x: Any, y: Any, what: str) -> Examples:
-    """Arrays or tensors as examples, checked: equal lengths, at least one, no NaN or infinity."""
+    """Make examples of arrays or tensors; raise for unequal lengths, no examples, NaN or infinity."""
     x, y = (torch.as_tensor(np.asarray(v) if not isinstance(v, Tensor) else v) for v in (x, y))
     if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
         raise DataError(f"{what}: {tuple(x.shape)} inputs and {tuple(y.shape)} targets do not have the same length")
@@ -68,15 +65,14 @@ def as_examples(x: Any, y: Any, what: str) -> Examples:
         raise DataError(f"{what} has no examples: drop it, or give it some")
     for name, values in (("inputs", x), ("targets", y)):
         if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-            bad = int((~torch.isfinite(values)).flatten(1).any(1).nonzero()[0]) if values.dim() > 1 else \
-                int((~torch.isfinite(values)).nonzero()[0])
+            bad = int((~torch.isfinite(values)).nonzero()[0, 0])
             raise DataError(f"{what}: the {name} of example {bad} hold NaN or infinity")
     x = x.to(torch.float32) if x.is_floating_point() else x
     return Examples(x, y.to(torch.float32) if y.is_floating_point() else y.to(torch.int64))
 
 
 def check_labels(examples: Examples, classes: int, what: str) -> None:
-    """Class labels must be 0 … classes − 1."""
+    """Raise unless the labels are 0 … classes − 1."""
     if examples.y.is_floating_point() or examples.y.dim() != 1:
         raise DataError(f"{what}: the default loss needs one whole-number label per example; pass your own loss")
     bad = (examples.y < 0) | (examples.y >= classes)
@@ -87,14 +83,14 @@ def check_labels(examples: Examples, classes: int, what: str) -> None:
 
 
 def check_split(split: Sequence[np.ndarray], examples: int) -> None:
-    """Every client has examples that exist, and no example is used twice."""
+    """Raise unless every client has examples that exist, and no example is used twice."""
     for client, index in enumerate(split):
         if not len(index):
             raise DataError(f"client {client} has no examples: use fewer clients or another split")
-    every = np.concatenate(list(split)) if len(split) else np.zeros(0, np.int64)
-    if not len(every):
+    if not len(split):
         raise DataError("the split has no clients")
-    if every.min() < 0 or every.max() >= examples:
-        raise DataError(f"the split names example {int(every.max())} of {examples}")
-    if len(np.unique(every)) != len(every):
+    positions = np.concatenate(list(split))
+    if positions.min() < 0 or positions.max() >= examples:
+        raise DataError(f"the split names example {int(positions.max())} of {examples}")
+    if len(np.unique(positions)) != len(positions):
         raise DataError("the split gives an example to two clients")

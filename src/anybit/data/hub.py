@@ -1,7 +1,6 @@
-"""Prepare data sets: from the Hugging Face hub, or from its files in a folder, into the cache. Needs the extra 'data'.
+"""Preparing data sets from the Hugging Face hub, or from its files in a folder. Needs the extra 'data'.
 
-A download only fetches the hub's files into the hub's own cache; they are then read as local files are, so both give
-the same set.
+Downloaded files are read as local ones are, so both give the same set.
 """
 
 from __future__ import annotations
@@ -22,45 +21,40 @@ from anybit.randomness import generator
 
 HELD_OUT = 0.1
 """Share of every id's images (or of all) that becomes the test set where a source has none."""
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})")
-
-Say = Callable[[str], None]
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})")
 
 
 def prepare(name: str, source: Source, data_dir: Path | None = None, seed: int = 0, revision: str | None = None,
-            force: bool = False, say: Say = lambda text: None) -> Manifest:
+            force: bool = False, say: Callable[[str], None] = lambda text: None) -> Manifest:
     """Write the set `name` into the cache, unless it is there already and intact.
 
-    data_dir: a folder with the hub's files, `data_dir`/<hub id>/…; without it they are downloaded.
+    data_dir: the folder of the hub's files, `data_dir`/<hub id>/…; without it they are downloaded.
     """
     libraries()
     with cache.locked(name):
-        local = _local_root(source, data_dir)
-        files = _find(source, local) if local is not None else None
-        digest = _files_digest(source, local, files) if local is not None and files is not None else None
+        root = _local_root(source, data_dir)
+        digest = None if root is None else _files_digest(source, root)
         old = None if force else cache.verify(name)
-        if old is not None and _same(old, source, seed) and digest in (None, old.revision):
+        asked = (_label(source), seed, source.column_names(), source.options())
+        if old is not None and (old.source, old.seed, dict(old.columns), dict(old.options)) == asked and \
+                digest in (None, old.revision):
             say(f"{name} is prepared already")
             return old
-        if local is None or files is None:
+        if root is None:
             say(f"downloading {source.id}")
-            local, digest = _download(source, revision)
-            files = _find(source, local)
+            root, digest = _download(source, revision)
         say(f"reading {name}")
-        tables = {part: _read(source, local, part, paths) for part, paths in files.items()}
+        shape = source.facts.shape if source.facts else None
+        tables = {part: read_parquet(paths, source.columns, shape, source.size) if paths else
+                  read_image_folder(_folder(source, root, part), source.size) for part, paths in _find(source, root).items()}
         manifest, arrays = _assemble(name, source, tables, seed, digest or "")
         say(f"writing {name}")
         return cache.write(manifest, arrays)
 
 
 def _label(source: Source) -> str:
-    """A folder is named by its last part: manifests travel to other machines."""
+    """Return the hub id, or the last part of a folder's path: manifests travel to other machines."""
     return Path(source.id).resolve().name if source.is_folder else source.id
-
-
-def _same(old: Manifest, source: Source, seed: int) -> bool:
-    return (old.source, old.seed, dict(old.columns), dict(old.options)) == \
-        (_label(source), seed, source.column_names(), source.options())
 
 
 def _local_root(source: Source, data_dir: Path | None) -> Path | None:
@@ -82,9 +76,13 @@ def _parts(source: Source) -> dict[str, str]:
     return {"train": source.train, **({"test": source.test} if source.test else {})}
 
 
+def _folder(source: Source, root: Path, part: str) -> Path:
+    return root / source.folder / _parts(source)[part]
+
+
 def _find(source: Source, root: Path) -> dict[str, list[Path]]:
-    """The files of every part; an empty list where the part is a folder of images."""
-    found = {}
+    """Find the files of every part; an empty list stands for a folder of images."""
+    files = {}
     for part, split in _parts(source).items():
         base = root / source.folder
         paths = sorted({p for pattern in (f"{split}-*.parquet", f"{split}.parquet", f"{split}/*.parquet")
@@ -95,31 +93,25 @@ def _find(source: Source, root: Path) -> dict[str, list[Path]]:
         if not paths and not (source.facts is None and (base / split).is_dir()):
             raise DataError(f"{root} has no '{split}' files: expected {_expected(source, split)}, as on the hub, or "
                             "images in folders named after their classes")
-        _check_shards(paths)
-        found[part] = paths
-    return found
+        shards = [match for path in paths if (match := _SHARD.search(path.name))]
+        if shards and len(shards) != (total := int(shards[0][1])):
+            raise DataError(f"{paths[0].parent} has {len(shards)} of {total} files like {shards[0].string}: fetch the "
+                            "others too")
+        files[part] = paths
+    return files
 
 
-def _check_shards(paths: list[Path]) -> None:
-    shards = [(m[1], m[2], p) for p in paths if (m := _SHARD.search(p.name))]
-    if shards and len(shards) != int(shards[0][1]):
-        raise DataError(f"{shards[0][2].parent} has {len(shards)} of {int(shards[0][1])} files like "
-                        f"{shards[0][2].name}: fetch the others too")
-
-
-def _files_digest(source: Source, root: Path, files: dict[str, list[Path]]) -> str:
-    """Stands for the content of local files in the manifest, as a commit does for the hub's."""
+def _files_digest(source: Source, root: Path) -> str:
+    """Hash the content of local files, which stands in the manifest for the hub's commit."""
     digest = hashlib.sha256()
-    for part, split in _parts(source).items():
-        paths = files[part] or sorted(p for p in (root / source.folder / split).rglob("*") if p.is_file())
-        for path in paths:
-            with open(path, "rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+    for part, paths in _find(source, root).items():
+        for path in paths or sorted(p for p in _folder(source, root, part).rglob("*") if p.is_file()):
+            digest.update(cache.file_digest(path).digest())
     return f"sha256:{digest.hexdigest()[:16]}"
 
 
 def _download(source: Source, revision: str | None) -> tuple[Path, str]:
-    """Fetch the parquet files into the hub's own cache: (folder, commit)."""
+    """Fetch the parquet files into the hub's own cache; return (folder, commit)."""
     import huggingface_hub
     pattern = f"{source.folder}/*.parquet" if source.folder else "*.parquet"
     try:
@@ -135,25 +127,20 @@ def _download(source: Source, revision: str | None) -> tuple[Path, str]:
     return place, place.name
 
 
-def _read(source: Source, root: Path, part: str, paths: list[Path]) -> Table:
-    shape = source.facts.shape if source.facts else None
-    if paths:
-        return read_parquet(paths, source.columns, shape, source.size)
-    return read_image_folder(root / source.folder / _parts(source)[part], shape, source.size)
-
-
 def _assemble(name: str, source: Source, tables: dict[str, Table], seed: int,
               revision: str) -> tuple[Manifest, dict[str, np.ndarray]]:
-    """Number classes and ids, hold out a test set if there is none, check, and describe."""
+    """Number classes and ids, hold out a test set if there is none, check the arrays, and describe them."""
     columns = source.columns if any(source.columns.label in t.columns for t in tables.values()) else Columns()
     labels, class_names = _numbered(tables, columns.label)
     coarse, coarse_names = _numbered(tables, columns.coarse)
     ids, id_names = _numbered(tables, columns.id)
-    _check_classes(name, labels["train"], class_names)
-    arrays: dict[str, dict[str, np.ndarray]] = {}
-    for part, table in tables.items():
-        arrays[part] = {"images": table.images, "labels": labels[part]}
-        arrays[part] |= {key: value[part] for key, value in (("coarse", coarse), ("ids", ids)) if value}
+    if missing := np.flatnonzero(np.bincount(labels["train"], minlength=len(class_names)) == 0).tolist():
+        listed = ", ".join(class_names[c] for c in missing[:5]) + (" …" if len(missing) > 5 else "")
+        raise DataError(f"{name}: no training image of {len(missing)} of the {len(class_names)} classes ({listed}): "
+                        "the files are not complete, or their class names are wrong")
+    numbers = {key: value for key, value in (("labels", labels), ("coarse", coarse), ("ids", ids)) if value}
+    arrays = {part: {"images": table.images, **{key: value[part] for key, value in numbers.items()}}
+              for part, table in tables.items()}
     if ids:
         arrays, id_names = _largest_first(arrays, id_names)
     if "test" not in arrays:
@@ -170,32 +157,25 @@ def _assemble(name: str, source: Source, tables: dict[str, Table], seed: int,
 
 
 def _numbered(tables: dict[str, Table], column: str) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """A column as 0 … n−1 in every part, and what the numbers stand for."""
+    """Number the values of a column 0 … n−1; return the numbers of every part and the names that they stand for."""
     if not column or not all(column in t.columns for t in tables.values()):
         return {}, ()
     names = tables["train"].names.get(column)
     if names is not None:
         numbers = {part: t.columns[column].astype(np.int64) for part, t in tables.items()}
-        for part, values in numbers.items():
-            if values.min() < 0 or values.max() >= len(names):
-                bad = int(((values < 0) | (values >= len(names))).argmax())
-                raise DataError(f"{part} example {bad} has {column} {int(values[bad])}, but it has {len(names)} names")
+        for part, labels in numbers.items():
+            if labels.min() < 0 or labels.max() >= len(names):
+                bad = int(((labels < 0) | (labels >= len(names))).argmax())
+                raise DataError(f"{part} example {bad} has {column} {int(labels[bad])}, but there are {len(names)} names")
         return numbers, names
-    found, inverse = np.unique(np.concatenate([t.columns[column] for t in tables.values()]), return_inverse=True)
+    values, inverse = np.unique(np.concatenate([t.columns[column] for t in tables.values()]), return_inverse=True)
     ends = np.cumsum([len(t.images) for t in tables.values()])[:-1]
-    return dict(zip(tables, np.split(inverse.astype(np.int64), ends), strict=True)), tuple(map(str, found))
-
-
-def _check_classes(name: str, labels: np.ndarray, class_names: tuple[str, ...]) -> None:
-    if missing := np.flatnonzero(np.bincount(labels, minlength=len(class_names)) == 0).tolist():
-        listed = ", ".join(class_names[c] for c in missing[:5]) + (" …" if len(missing) > 5 else "")
-        raise DataError(f"{name}: no training image of {len(missing)} of the {len(class_names)} classes ({listed}): "
-                        "the files are not complete, or their class names are not theirs")
+    return dict(zip(tables, np.split(inverse.astype(np.int64), ends), strict=True)), tuple(map(str, values))
 
 
 def _largest_first(arrays: dict[str, dict[str, np.ndarray]], names: tuple[str, ...]
                    ) -> tuple[dict[str, dict[str, np.ndarray]], tuple[str, ...]]:
-    """Number ids by how many images they have and sort by them: the n largest ids are then the start of every array."""
+    """Number ids by how many images they have and sort by them: every array then starts with the n largest ids."""
     count = sum(np.bincount(a["ids"], minlength=len(names)) for a in arrays.values())
     order = np.argsort(-np.asarray(count), kind="stable")
     rank = np.empty(len(names), np.int64)
@@ -209,7 +189,7 @@ def _largest_first(arrays: dict[str, dict[str, np.ndarray]], names: tuple[str, .
 
 
 def _held_out(a: dict[str, np.ndarray], seed: int) -> dict[str, dict[str, np.ndarray]]:
-    """10 % of every id's images (of all, where there are no ids), drawn by seed, become the test set."""
+    """Draw 10 % of every id's images (of all, where there are no ids) for the test set."""
     n = len(a["labels"])
     ids = a.get("ids", np.zeros(n, np.int64))
     order = np.lexsort((generator(seed, "hold-out").random(n), ids))
@@ -223,7 +203,7 @@ def _held_out(a: dict[str, np.ndarray], seed: int) -> dict[str, dict[str, np.nda
 
 
 def _statistics(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation per channel of images in [0, 1], from counts of the 256 values: no float copy."""
+    """Compute mean and standard deviation per channel of images in [0, 1], without a float copy: from value counts."""
     count = np.stack([np.bincount(images[:, c].reshape(-1), minlength=256) for c in range(images.shape[1])])
     share, value = count / count.sum(1, keepdims=True), np.arange(256) / 255
     mean = share @ value

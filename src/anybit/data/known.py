@@ -1,4 +1,4 @@
-"""What is known of data sets before they are read: their place on the hub, their columns, and facts to check."""
+"""Known data sets: their place on the hub, their columns, and facts to check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column holds what; '' where a set has none."""
+    """Names of the columns; '' where a set has none."""
 
     image: str = "image"
     label: str = "label"
@@ -25,35 +25,37 @@ class Columns:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a complete copy of a known set looks like."""
+    """Facts about a complete copy of a known set.
+
+    test: 0 where the test set is held out from the training images · balanced: every class has as many images, in training
+    and test set alike · subsets: a part of the set (without some writers) is still useful, and noted instead of refused.
+    """
 
     train: int
     test: int
-    """0: the set has one part, from which a test set is held out."""
     shape: tuple[int, int, int]
     classes: int
     balanced: bool = True
-    """Every class has the same number of images, in training and test set alike."""
     mean: tuple[float, ...] | None = None
     coarse_classes: int = 0
     subsets: bool = False
-    """A part of the set is still useful (whole writers are missing); it is noted, not refused."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """An image data set on the hub, or in a folder."""
+    """An image data set on the hub, or in a folder.
+
+    id: hub id, or the path of a folder · train, test: names of the splits; '': hold out a test set · folder: the files'
+    folder inside the set's, e.g. its configuration; '': anywhere · size: resize images to this many rows and columns; 0:
+    they must all be of one size already.
+    """
 
     id: str
-    """Hub id, or the path of a folder."""
     columns: Columns = Columns()
     train: str = "train"
     test: str = "test"
-    """Names of the splits; a test of '' is held out from the training images."""
     folder: str = ""
-    """Where the files lie inside the set's folder, e.g. its configuration; '': anywhere."""
     size: int = 0
-    """Resize images to this many rows and columns; 0: they must all be of one size already."""
     facts: Facts | None = None
 
     @property
@@ -61,11 +63,11 @@ class Source:
         return Path(self.id).is_dir()
 
     def column_names(self) -> dict[str, str]:
-        """As written into a manifest."""
+        """Return the columns as a manifest lists them."""
         return {key: value for key, value in vars(self.columns).items() if value}
 
     def options(self) -> dict[str, str | int]:
-        """As written into a manifest."""
+        """Return the other settings as a manifest lists them."""
         return {"train": self.train, "test": self.test, "folder": self.folder, "size": self.size}
 
 
@@ -83,28 +85,25 @@ KNOWN = {
 
 def source(name: str, columns: Columns = Columns(), train: str = "train", test: str = "test", folder: str = "",
            size: int = 0) -> Source:
-    """A known set by name, or any other by hub id or folder."""
-    other = Source(name, columns, train, test, folder, size)
+    """Return a known set by name, or any set by hub id or folder."""
+    described = Source(name, columns, train, test, folder, size)
     if name not in KNOWN:
-        return other
-    if other != Source(name):
-        raise DataError(f"{name} is a known data set with columns of its own: give its hub id '{KNOWN[name].id}' to "
-                        "read it in another way")
+        return described
+    if described != Source(name):
+        raise DataError(f"{name} is a known data set with fixed columns: give its hub id '{KNOWN[name].id}' to read it in "
+                        "another way")
     return KNOWN[name]
 
 
 def check_facts(name: str, facts: Facts, labels: dict[str, np.ndarray], coarse_classes: int,
                 mean: tuple[float, ...]) -> str:
-    """Compare what was read with what is known; the images' shape was checked while decoding.
-
-    Returns a note on what is missing but tolerated.
-    """
+    """Raise if a set is not what is known of it; return a note on images that may be missing."""
     counts = {f"{part} images": len(y) for part, y in labels.items()}
     expected = {"train images": facts.train, "test images": facts.test}
     if not facts.test:
         counts, expected = {"images": sum(counts.values())}, {"images": facts.train}
     if counts != expected:
-        wrong = ", ".join(f"{counts[what]:,} of {n:,} {what}" for what, n in expected.items() if counts[what] != n)
+        wrong = ", ".join(f"{counts[kind]:,} of {n:,} {kind}" for kind, n in expected.items() if counts[kind] != n)
         if facts.subsets:
             return f"a part of the set: {wrong}"
         raise DataError(f"{name}: found {wrong}: the files are not complete, fetch them again")
@@ -112,13 +111,10 @@ def check_facts(name: str, facts: Facts, labels: dict[str, np.ndarray], coarse_c
         count = np.bincount(y, minlength=facts.classes)
         if len(count) != facts.classes or count.min() != count.max():
             raise DataError(f"{name}: class {int(count.argmin())} has {int(count.min())} {part} images and class "
-                            f"{int(count.argmax())} has {int(count.max())}, but should have as many: these are other "
-                            "files")
+                            f"{int(count.argmax())} has {int(count.max())}, but should have as many: these are other files")
     if facts.coarse_classes != coarse_classes:
         raise DataError(f"{name}: found {coarse_classes} coarse classes, but it has {facts.coarse_classes}")
     if facts.mean is not None and np.abs(np.subtract(mean, facts.mean)).max() > TOLERANCE:
-        found = "/".join(f"{m:.4f}" for m in mean)
-        known = "/".join(f"{m:.4f}" for m in facts.mean)
-        raise DataError(f"{name}: the training images have mean {found}, but should have {known}: these are other "
-                        "images")
+        measured, known = ("/".join(f"{m:.4f}" for m in means) for means in (mean, facts.mean))
+        raise DataError(f"{name}: the training images have mean {measured}, but should have {known}: these are other images")
     return ""

@@ -1,4 +1,4 @@
-"""From stored examples to what the model sees, computed per batch on the training device."""
+"""The way from stored examples to the inputs of a model, computed per batch on the training device."""
 
 from __future__ import annotations
 
@@ -18,20 +18,18 @@ _SITE = 1 << 20
 class Pipeline:
     """uint8 to [0, 1], (x − mean)/std per channel, then a crop; random crop and flip while training.
 
-    Calling it gives what evaluation sees (centre crop, nothing random); `augmented` gives what training sees. The zeros
-    of `padding` lie around the *normalized* image, so they are the mean colour.
+    Calling it gives the inputs of an evaluation (centre crop, nothing random); `augmented` gives those of training.
+    crop: side of the square that is cut out; 0: the whole image · padding: zeros around the *normalized* image, so of the
+    mean colour, into which the training crop may reach · flip: mirror half of the training images left to right ·
+    constants: mean and std on the training device, made once, because a capture cannot copy from the host.
     """
 
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     crop: int = 0
-    """Side of the square that is cut out; 0: the whole image."""
     padding: int = 0
-    """Zeros on every side, from which the training crop may reach into the image."""
     flip: bool = False
-    """Mirror half of the training images left to right."""
     constants: tuple[Tensor, Tensor] | None = field(default=None, compare=False, repr=False)
-    """Mean and std as tensors on the training device: made once, because a capture cannot copy from the host."""
 
     def __post_init__(self) -> None:
         for name, value in (("crop", self.crop), ("padding", self.padding)):
@@ -44,30 +42,30 @@ class Pipeline:
         return replace(self, constants=_constants(self.mean, self.std, device))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """What evaluation sees."""
+        """Return the inputs of an evaluation."""
         if not self.crop:
             return self._normalized(x)
-        height, width = _sides(x)
-        self._room(height, width)
-        top = torch.full((x.shape[0],), (height - self.crop) // 2, device=x.device)
-        left = torch.full((x.shape[0],), (width - self.crop) // 2, device=x.device)
+        self._room(x)
+        top, left = (torch.full((x.shape[0],), (side - self.crop) // 2, device=x.device) for side in x.shape[2:])
         return self._cut(x, top, left, torch.zeros_like(top, dtype=torch.bool))
 
     def augmented(self, x: Tensor, key: Tensor, step: Tensor) -> Tensor:
-        """What a client trains on. The draws of a row depend on (key, step, row) alone: padded batches see the same."""
+        """Return the inputs of training. Row draws depend on (key, step, row) alone: padded batches see the same."""
         if not (self.crop or self.padding or self.flip):
             return self._normalized(x)
-        height, width = _sides(x)
+        room = self._room(x)
         draws = uniform(key, step, _SITE, (x.shape[0], 3))
-        room = self._room(height, width)
         top, left = ((draws[:, i] * n).to(torch.int64) - self.padding for i, n in enumerate(room))
         return self._cut(x, top, left, (draws[:, 2] < 0.5) & self.flip)
 
-    def _room(self, height: int, width: int) -> list[int]:
-        """In how many places the crop can lie, down and across."""
-        room = [side + 2 * self.padding - (self.crop or side) + 1 for side in (height, width)]
+    def _room(self, x: Tensor) -> list[int]:
+        """Count the places of a crop, down and across."""
+        if x.dim() != 4:
+            raise DataError("crop, padding and flip need images (example, channel, row, column), but the inputs have "
+                            f"shape {tuple(x.shape)}")
+        room = [side + 2 * self.padding - (self.crop or side) + 1 for side in x.shape[2:]]
         if min(room) < 1:
-            raise DataError(f"data.crop = {self.crop}: does not fit images of {height}×{width} with padding "
+            raise DataError(f"data.crop = {self.crop}: does not fit images of {x.shape[2]}×{x.shape[3]} with padding "
                             f"{self.padding}")
         return room
 
@@ -81,27 +79,20 @@ class Pipeline:
         return x
 
     def _cut(self, x: Tensor, top: Tensor, left: Tensor, mirror: Tensor) -> Tensor:
-        """One window per image, mirrored where asked; what lies outside the image is 0.
+        """Cut a window out of each image, mirrored where asked, with 0 for places outside the image.
 
         Pixels are gathered while they are bytes: the same numbers as normalize, pad, crop, flip, for less traffic.
         """
-        height, width = _sides(x)
-        rows = top[:, None] + torch.arange(self.crop or height, device=x.device)
-        across = torch.arange(self.crop or width, device=x.device)
-        columns = left[:, None] + torch.where(mirror[:, None], across.flip(0), across)
-        inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-        place = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
+        rows, columns = x.shape[2:]
+        row = top[:, None] + torch.arange(self.crop or rows, device=x.device)
+        across = torch.arange(self.crop or columns, device=x.device)
+        column = left[:, None] + torch.where(mirror[:, None], across.flip(0), across)
+        inside = ((row >= 0) & (row < rows))[:, :, None] & ((column >= 0) & (column < columns))[:, None, :]
+        place = row.clamp(0, rows - 1)[:, :, None] * columns + column.clamp(0, columns - 1)[:, None, :]
         index = place.flatten(1)[:, None, :].expand(-1, x.shape[1], -1)
-        window = x.flatten(2).gather(2, index).reshape(*x.shape[:2], rows.shape[1], columns.shape[1])
+        window = x.flatten(2).gather(2, index).reshape(*x.shape[:2], row.shape[1], column.shape[1])
         return self._normalized(window) * inside[:, None]
 
 
 def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.tensor(mean, device=device), torch.tensor(std, device=device)
-
-
-def _sides(x: Tensor) -> tuple[int, int]:
-    if x.dim() != 4:
-        raise DataError("crop, padding and flip need images (example, channel, row, column), but the inputs have "
-                        f"shape {tuple(x.shape)}")
-    return x.shape[2], x.shape[3]

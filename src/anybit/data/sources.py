@@ -1,7 +1,7 @@
-"""Data sets by name. The arguments of a function are what a recipe's [data] table may set.
+"""Data sets by name. The arguments of a function are the settings of a recipe's [data] table.
 
-normalize: mean 0 and standard deviation 1 per channel · crop, padding, flip: see Pipeline · holdout: so many training
-images are kept from the clients · evaluate: on the test set, or on those held-out images (to choose hyperparameters).
+normalize: mean 0 and standard deviation 1 per channel · crop, padding, flip: see Pipeline · holdout: number of training
+images that are kept from the clients · evaluate: on the test set, or on those images (to choose hyperparameters).
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ from anybit.randomness import generator
 
 _HELD_OUT = 360
 _HOLD_OUT_SEED = 0
+"""The same for every run seed, so that runs with different seeds compare."""
 
 Part = Literal["test", "holdout"]
 
 
 def digits() -> Data:
-    """1,797 handwritten digits, 8×8 pixels (UCI Optical Recognition, inside scikit-learn's wheel); 360 are held out.
-
-    The hold-out is the same for every run seed, so that runs with different seeds compare.
-    """
+    """Load 1,797 handwritten digits, 8×8 pixels (UCI Optical Recognition, inside scikit-learn's wheel); hold out 360."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -46,26 +44,26 @@ def digits() -> Data:
 
 def cifar10(normalize: bool = True, crop: int = 0, padding: int = 0, flip: bool = False, holdout: int = 0,
             evaluate: Part = "test") -> Data:
-    """50,000 training and 10,000 test images of 10 classes, 3×32×32."""
-    return _load("cifar10", _View(normalize, crop, padding, flip, holdout, evaluate))
+    """Load 50,000 training and 10,000 test images of 10 classes, 3×32×32."""
+    return _data(cache.load("cifar10"), _View(normalize, crop, padding, flip, holdout, evaluate))
 
 
 def cifar100(normalize: bool = True, crop: int = 28, padding: int = 4, flip: bool = True, holdout: int = 0,
              evaluate: Part = "test") -> Data:
-    """50,000 training and 10,000 test images of 100 classes in 20 coarse ones, 3×32×32; augmented as in the paper."""
-    return _load("cifar100", _View(normalize, crop, padding, flip, holdout, evaluate))
+    """Load 50,000 training and 10,000 test images of 100 classes in 20 coarse ones, 3×32×32; augment as in the paper."""
+    return _data(cache.load("cifar100"), _View(normalize, crop, padding, flip, holdout, evaluate))
 
 
 def tinyimagenet(normalize: bool = True, crop: int = 0, padding: int = 0, flip: bool = False, holdout: int = 0,
                  evaluate: Part = "test") -> Data:
-    """100,000 training images of 200 classes, 3×64×64; the 10,000 validation images serve as test set."""
-    return _load("tinyimagenet", _View(normalize, crop, padding, flip, holdout, evaluate))
+    """Load 100,000 training images of 200 classes, 3×64×64; the 10,000 validation images serve as test set."""
+    return _data(cache.load("tinyimagenet"), _View(normalize, crop, padding, flip, holdout, evaluate))
 
 
 def femnist(writers: int = 3500, normalize: bool = False, crop: int = 0, padding: int = 0, flip: bool = False) -> Data:
-    """Handwritten characters of 62 classes, 1×28×28, by writer.
+    """Load handwritten characters of 62 classes, 1×28×28, by writer.
 
-    writers: those with most images (the paper's 3,500), in training and test set alike; 0: all.
+    writers: only the ones with most images (the paper's 3,500), in training and test set alike; 0: all.
     """
     check_settings({"writers": writers, "crop": crop, "padding": padding})
     prepared = cache.load("femnist")
@@ -78,31 +76,30 @@ def femnist(writers: int = 3500, normalize: bool = False, crop: int = 0, padding
 
 def images(set: str, source: str = "", columns: Mapping[str, str] = MappingProxyType({}), normalize: bool = True,
            crop: int = 0, padding: int = 0, flip: bool = False, holdout: int = 0, evaluate: Part = "test") -> Data:
-    """Any image set that was prepared under the name `set`.
+    """Load any image set that was prepared under the name `set`.
 
     source, columns: the hub id and column mapping ('image', 'label', 'coarse', 'id') from which 'anybit data prepare
     RECIPE' prepares it; a set that was prepared from something else is refused.
     """
     view = _View(normalize, crop, padding, flip, holdout, evaluate)
     prepared = cache.load(set, f"anybit data prepare {source} --name {set}" if source else "")
-    found = prepared.manifest
-    if source and source != found.source:
-        raise DataError(f"data.source = '{source}': the prepared '{set}' comes from '{found.source}'; use another name")
+    manifest = prepared.manifest
+    if source and source != manifest.source:
+        raise DataError(f"data.source = '{source}': the prepared '{set}' comes from '{manifest.source}'; use another name")
     for role, column in columns.items():
-        if found.columns.get(role) != column:
-            raise DataError(f"data.columns.{role} = '{column}': '{set}' was prepared with {dict(found.columns)}; "
+        if manifest.columns.get(role) != column:
+            raise DataError(f"data.columns.{role} = '{column}': '{set}' was prepared with {dict(manifest.columns)}; "
                             "prepare it again")
     return _data(prepared, view)
 
 
 SOURCES: Mapping[str, Callable[..., Data]] = {
-    "digits": digits, "cifar10": cifar10, "cifar100": cifar100, "femnist": femnist, "tinyimagenet": tinyimagenet,
-    "images": images}
+    source.__name__: source for source in (digits, cifar10, cifar100, femnist, tinyimagenet, images)}
 
 
 @dataclass(frozen=True)
 class _View:
-    """How a prepared set is looked at. What no set allows is refused before one is read."""
+    """Settings of a prepared set. Those that no set allows are refused before one is read."""
 
     normalize: bool = True
     crop: int = 0
@@ -126,42 +123,31 @@ def check_settings(settings: Mapping[str, Any]) -> None:
         raise DataError(f"data.writers = {settings['writers']}: must be 0 (all) or above")
 
 
-def _load(name: str, view: _View) -> Data:
-    return _data(cache.load(name), view)
-
-
 def _data(prepared: Prepared, view: _View, largest: int = 0) -> Data:
-    """A prepared set as data. Without a hold-out nothing is copied: the tensors are the mapped files."""
-    found = prepared.manifest
-    mean, std = (found.mean, found.std) if view.normalize else (None, None)
+    """Make data of a prepared set. Without a hold-out nothing is copied: the tensors are the mapped files."""
+    manifest = prepared.manifest
+    mean, std = (manifest.mean, manifest.std) if view.normalize else (None, None)
     pipeline = Pipeline(mean, std, view.crop, view.padding, view.flip)
     train, test = (_part(prepared, part, largest) for part in cache.PARTS)
-    held, kept = _held_out(len(train["labels"]), view)
-    if held is not None:
+    if view.holdout:
+        count = len(train["labels"])
+        if view.holdout >= count:
+            raise DataError(f"data.holdout = {view.holdout}: must be between 0 and the {count} training images")
+        order = generator(_HOLD_OUT_SEED, "hold-out").permutation(count)
         if view.evaluate == "holdout":
-            test = {key: values[held] for key, values in train.items()}
-        train = {key: values[kept] for key, values in train.items()}
-    return Data(_examples(train), _examples(test), pipeline, found.class_names, train.get("coarse"), train.get("ids"))
+            test = {key: values[np.sort(order[:view.holdout])] for key, values in train.items()}
+        train = {key: values[np.sort(order[view.holdout:])] for key, values in train.items()}
+    return Data(_examples(train), _examples(test), pipeline, manifest.class_names, train.get("coarse"), train.get("ids"))
 
 
 def _part(prepared: Prepared, part: str, largest: int) -> dict[str, np.ndarray]:
     arrays = {stem.removeprefix(f"{part}_"): np.asarray(a) for stem, a in prepared.arrays.items()
               if stem.startswith(f"{part}_")}
     if largest:
-        # ids are numbered by size and sorted, so the largest are the start of every array
+        # ids are numbered by size and sorted, so that every array starts with the largest
         end = int(np.searchsorted(arrays["ids"], largest))
         arrays = {key: values[:end] for key, values in arrays.items()}
     return arrays
-
-
-def _held_out(examples: int, view: _View) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """(held out, kept) positions. The same for every run seed, so that runs with different seeds compare."""
-    if not view.holdout:
-        return None, None
-    if view.holdout >= examples:
-        raise DataError(f"data.holdout = {view.holdout}: must be between 0 and the {examples} training images")
-    order = generator(_HOLD_OUT_SEED, "hold-out").permutation(examples)
-    return np.sort(order[:view.holdout]), np.sort(order[view.holdout:])
 
 
 def _examples(arrays: Mapping[str, np.ndarray]) -> Examples:

@@ -1,7 +1,7 @@
-"""Splits: which client holds which training examples. Deterministic by seed; no example is given twice.
+"""Splits: the training examples of each client. Deterministic by seed; no example is given twice.
 
-A split takes the labels, the seed, and what else it needs of `coarse` labels and `ids`; its other arguments are what a
-recipe's [split] table may set.
+A split takes the labels, the seed and, if it needs them, `coarse` labels and `ids`; its other arguments are the settings
+of a recipe's [split] table.
 """
 
 from __future__ import annotations
@@ -24,27 +24,32 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> None:
     for key, least in ({"clients": 0} if name == "by_id" else _LEAST).items():
         if settings.get(key, least) < least:
             raise DataError(f"split.{key} = {settings[key]}: must be at least {least}")
-    _concentrated(**{key: settings[key] for key in ("alpha", "beta") if key in settings})
+    for key in ("alpha", "beta"):
+        if not (value := settings.get(key, 1.0)) > 0:
+            raise DataError(f"split.{key} = {value}: must be above 0")
+        # Beyond these a Dirichlet draw is one class, or the overall distribution, and its logarithms overflow.
+        if not 1e-12 <= value <= 1e12:
+            raise DataError(f"split.{key} = {value}: must be between 1e-12 and 1e12")
 
 
 def clients_of(name: str, settings: Mapping[str, Any]) -> int | None:
-    """How many clients a split gives; none where the data decide, or somebody else's code."""
+    """Return how many clients a split has, or None where the data or a user's function decide."""
     return settings["clients"] or None if name in SPLITS else None
 
 
 def iid(labels: np.ndarray, seed: int, clients: int = 10) -> Split:
-    """Shuffled and dealt out evenly."""
+    """Shuffle the examples and deal them out evenly."""
     check_settings("iid", {"clients": clients})
     _enough(clients, len(labels))
     return [np.sort(part) for part in np.array_split(generator(seed, "split").permutation(len(labels)), clients)]
 
 
 def dirichlet(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1.0, examples: int = 0) -> Split:
-    """Equal-sized clients, each with its own label distribution q ~ Dirichlet(α, …, α), after Hsu et al.
+    """Draw equal-sized clients, each with its own label distribution q ~ Dirichlet(α, …, α), after Hsu et al.
 
-    examples: how many each client gets, the rest is nobody's; 0: as many as there are for all.
+    examples: of each client, the rest is left out; 0: as many as there are for all.
     Classes of unequal size share the concentration in proportion: Dirichlet(α·C·p), p the overall distribution of the
-    C labels. What Hsu et al. write, Dirichlet(α·p), is C times less concentrated: give α/C.
+    C labels. Hsu et al.'s Dirichlet(α·p) is C times less concentrated: give α/C.
     Examples are dealt without replacement; when a class runs out, a client's q is renormalized over the others.
     """
     check_settings("dirichlet", {"clients": clients, "alpha": alpha, "examples": examples})
@@ -59,9 +64,9 @@ def dirichlet(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1
 
 
 def dirichlet_free(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1.0, least: int = 1) -> Split:
-    """Every class is spread over the clients by its own q ~ Dirichlet(α, …, α): sizes differ as the draws fall.
+    """Spread every class over the clients by its own q ~ Dirichlet(α, …, α), so that their sizes differ.
 
-    All examples are used. A client below `least` examples is filled up from whoever then has most.
+    All examples are used. A client below `least` examples gets more from the client that then has most.
     """
     check_settings("dirichlet_free", {"clients": clients, "alpha": alpha, "least": least})
     _enough(clients * least, len(labels), f" of at least {least}")
@@ -86,7 +91,7 @@ def dirichlet_free(labels: np.ndarray, seed: int, clients: int = 10, alpha: floa
 
 def pachinko(labels: np.ndarray, seed: int, coarse: np.ndarray | None = None, clients: int = 500, alpha: float = 0.1,
              beta: float = 10.0) -> Split:
-    """Reddi et al. (2020), appendix F: equal-sized clients with related labels.
+    """Draw equal-sized clients with related labels: Reddi et al. (2020), appendix F.
 
     Every client draws θ ~ Dirichlet(α) over the coarse labels and, below each, θ_c ~ Dirichlet(β) over its fine labels;
     an example's fine label is drawn down this tree. Labels that run out leave the tree, and θ is renormalized.
@@ -112,29 +117,29 @@ def pachinko(labels: np.ndarray, seed: int, coarse: np.ndarray | None = None, cl
 
 
 def by_id(labels: np.ndarray, seed: int, ids: np.ndarray | None = None, clients: int = 0, least: int = 1) -> Split:
-    """Everyone's own examples: one client per id, e.g. the writer; those with fewer than `least` examples are left out.
+    """Make one client of each id, e.g. of each writer, that has at least `least` examples.
 
-    clients: only this many, those with most examples; 0: all. Nothing is random here: the seed changes nothing.
+    clients: only so many, with most examples; 0: all. Nothing is random here: the seed changes nothing.
     """
     check_settings("by_id", {"clients": clients})
     if ids is None:
-        raise DataError("split 'by_id' needs to know whose each example is, and the data set has no ids: use femnist, "
+        raise DataError("split 'by_id' needs the owner of each example, and the data set has no ids: use femnist, "
                         "or name its id column when preparing it")
-    _, number, size = np.unique(ids, return_inverse=True, return_counts=True)
+    _, owner, size = np.unique(ids, return_inverse=True, return_counts=True)
     chosen = np.flatnonzero(size >= max(least, 1))
     if clients > len(chosen) or not len(chosen):
         raise DataError(f"split.clients = {clients}: the data set has {len(chosen)} ids with at least {least} examples")
     if clients:
         chosen = np.sort(chosen[np.argsort(-size[chosen], kind="stable")[:clients]])
-    every = _by_owner(number, len(size))
-    return [every[i] for i in chosen]
+    by_owner = _by_owner(owner, len(size))
+    return [by_owner[i] for i in chosen]
 
 
 def shards(labels: np.ndarray, seed: int, clients: int = 100, labels_per_client: int = 2) -> Split:
-    """McMahan et al. (2017), without shards that straddle two labels: every client holds exactly k labels.
+    """Give every client exactly k labels: McMahan et al. (2017), without shards that straddle two labels.
 
-    clients·k shards are shared out over the classes in proportion to their size, each class is cut evenly into its own,
-    and classes are dealt one by one to the clients that still miss most, ties by lot. All examples are used unless
+    clients·k shards are shared out over the classes in proportion to their size, each class is cut evenly into its
+    shards, and classes are dealt one by one to the clients that still miss most, ties by lot. All examples are used unless
     there are fewer shards than classes; equal classes that divide clients·k give equal clients.
     """
     check_settings("shards", {"clients": clients, "labels_per_client": labels_per_client})
@@ -155,12 +160,11 @@ def shards(labels: np.ndarray, seed: int, clients: int = 100, labels_per_client:
 
 
 SPLITS: Mapping[str, Callable[..., Split]] = {
-    "iid": iid, "dirichlet": dirichlet, "dirichlet_free": dirichlet_free, "pachinko": pachinko, "by_id": by_id,
-    "shards": shards}
+    split.__name__: split for split in (iid, dirichlet, dirichlet_free, pachinko, by_id, shards)}
 
 
 class _Pools:
-    """The examples of every class, shuffled, dealt from the end."""
+    """Shuffled examples of every class, dealt from the end."""
 
     def __init__(self, draw: np.random.Generator, labels: np.ndarray) -> None:
         self.classes, target = np.unique(labels, return_inverse=True)
@@ -168,15 +172,14 @@ class _Pools:
         self.left = np.array([len(part) for part in self.members])
 
     def deal(self, counts: np.ndarray) -> np.ndarray:
-        """counts[c] examples of every class c."""
-        some = np.flatnonzero(counts)
-        taken = [self.members[c][self.left[c] - counts[c]:self.left[c]] for c in some]
+        """Deal counts[c] examples of every class c."""
+        taken = [self.members[c][self.left[c] - counts[c]:self.left[c]] for c in np.flatnonzero(counts)]
         self.left = self.left - counts
         return np.sort(np.concatenate(taken))
 
 
 def _log_dirichlet(draw: np.random.Generator, concentration: np.ndarray) -> np.ndarray:
-    """log q up to a constant, q ~ Dirichlet(concentration) over the last axis.
+    """Draw q ~ Dirichlet(concentration) over the last axis; return log q up to a constant.
 
     Gamma(a) is Gamma(a + 1)·U^(1/a): in logarithms a small a does not underflow, so that q can still be renormalized
     over what is left after its largest entries are used up.
@@ -188,7 +191,7 @@ def _log_dirichlet(draw: np.random.Generator, concentration: np.ndarray) -> np.n
 
 
 def _take(draw: np.random.Generator, log_q: np.ndarray, left: np.ndarray, size: np.integer | np.ndarray) -> np.ndarray:
-    """Counts per class (last axis): multinomial by q, capped by what is left, the rest drawn again from the others."""
+    """Draw counts per class (last axis): multinomial by q, capped by `left`, the excess drawn again from other classes."""
     counts = np.zeros_like(left)
     while (missing := size - counts.sum(-1)).any():
         open_q = np.where(counts < left, log_q, -np.inf)
@@ -200,13 +203,13 @@ def _take(draw: np.random.Generator, log_q: np.ndarray, left: np.ndarray, size: 
 
 
 def _by_owner(owner: np.ndarray, owners: int) -> Split:
-    """The positions that belong to each owner, ascending."""
+    """List the positions of each owner, ascending."""
     order = np.argsort(owner, kind="stable")
     return np.split(order, np.cumsum(np.bincount(owner, minlength=owners))[:-1])
 
 
 def _children(labels: np.ndarray, coarse: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """One row per coarse label: its fine labels as positions in `classes`, then −1."""
+    """Return one row per coarse label: its fine labels as positions in `classes`, then −1."""
     parents, parent = np.unique(coarse, return_inverse=True)
     pairs = np.stack(np.divmod(np.unique(parent * len(classes) + np.searchsorted(classes, labels)), len(classes)))
     if len(np.unique(pairs[1])) != pairs.shape[1]:
@@ -220,7 +223,7 @@ def _children(labels: np.ndarray, coarse: np.ndarray, classes: np.ndarray) -> np
 
 
 def _shards_of(size: np.ndarray, clients: int, k: int) -> np.ndarray:
-    """clients·k shards over the classes in proportion to their size: one for each class if there are enough, and at
+    """Share clients·k shards over the classes in proportion to their size: at least one each if there are enough, and at
     most one per client and per example."""
     most = np.minimum(size, clients)
     if most.sum() < clients * k:
@@ -236,15 +239,6 @@ def _shards_of(size: np.ndarray, clients: int, k: int) -> np.ndarray:
             grown[ahead] += 1
         number = grown
     return number
-
-
-def _concentrated(**values: float) -> None:
-    """Beyond these a Dirichlet draw is one class, or the overall distribution, and its logarithms overflow."""
-    for name, value in values.items():
-        if not value > 0:
-            raise DataError(f"split.{name} = {value}: must be above 0")
-        if not 1e-12 <= value <= 1e12:
-            raise DataError(f"split.{name} = {value}: must be between 1e-12 and 1e12")
 
 
 def _enough(clients: int, examples: int, of: str = "") -> None:

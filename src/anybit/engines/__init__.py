@@ -1,1 +1,1 @@
-"""Engines: how a cohort is executed."""
+"""Engines, which execute the clients of a cohort."""

@@ -1,4 +1,4 @@
-"""What an engine is: how the clients of a cohort are executed, and what is done to a whole round before it runs."""
+"""The interface of an engine, which executes the clients of a cohort."""
 
 from __future__ import annotations
 
@@ -15,55 +15,52 @@ Item = TypeVar("Item")
 
 
 class Engine:
-    """An engine is `map_clients`, and perhaps a `prepare` that makes a round faster and a `close` that ends workers.
-
-    One of several that share a cohort also has a `combine` and an `agree`.
-    """
+    """Base of all engines, which implement `map_clients`; engines that share a cohort also `combine` and `agree`."""
 
     leads = True
-    """Whether this one evaluates and writes."""
+    """This engine's process evaluates and writes."""
 
     def map_clients(self, update: Callable[..., Any], client_step: Any, w: Any, given: Any, cohort: Any) -> Iterable[Part]:
-        """Run update(w, batches, local step) for every client of the cohort: parts, in order.
+        """Run update(w, batches, local step) for every client of the cohort; return parts, in order.
 
-        w, given: trees of tensors · client_step: a local step in two forms, `mapped` over clients that are stacked,
-        with everything as an argument, and `alone`, which makes that of one client from (given, its width).
+        w, given: trees of tensors · client_step: a local step in two forms, `mapped` over stacked clients, and `alone`,
+        which makes that of one client from (given, its width).
         """
         raise NotImplementedError
 
     def prepare(self, round: Callable[..., Any]) -> Callable[..., Any]:
-        """The same round, perhaps captured."""
+        """Return the same round, perhaps captured."""
         return round
 
     def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function of tensors, perhaps compiled."""
+        """Return the same function of tensors, perhaps compiled."""
         return function
 
     def shrink(self, clients: int) -> str:
-        """Compute fewer of the clients at once, because they did not fit into memory, and say so."""
+        """Compute fewer clients at once, because they did not fit into memory; return a message."""
         raise EngineError("one client alone does not fit into memory: lower client.batch_size, or use device=cpu")
 
     def combine(self, total: Any, losses: Sequence[Tensor], like: Any, cohort: Any) -> tuple[Any, Tensor]:
-        """Go from what this engine's parts gave to what the whole cohort gives: (summed deltas, losses (client, step)).
+        """Return (summed deltas, losses (client, local step)) of the whole cohort from those of this engine's parts.
 
         total: none where this engine had no client · like: a tree in the form of the deltas.
         """
         return total, torch.cat(list(losses))
 
     def each(self, figures: Callable[[Item], Sequence[float]], items: Sequence[Item]) -> list[list[float]]:
-        """figures(item) of every item, in order."""
+        """Return figures(item) of every item, in order."""
         return [list(figures(item)) for item in items]
 
     def agree(self, flag: bool, round: int) -> bool:
-        """Whether any of the engines that share the cohort says so, after this many rounds."""
+        """Return true if any of the engines that share the cohort has the flag, after this many rounds."""
         return flag
 
     def close(self) -> None:
-        """End whatever the engine started."""
+        """End the processes that the engine started."""
 
 
 class Program:
-    """A round as an engine prepared it. It gives its memory back when something else needs it, and is prepared again."""
+    """A round that is prepared when it is called; released, it frees its memory until the next call."""
 
     def __init__(self, prepare: Callable[[], Callable[..., Any]]) -> None:
         self.prepare = prepare

@@ -1,4 +1,4 @@
-"""Whole rounds as one GPU program: compiled client steps, and rounds and evaluations replayed without Python."""
+"""GPU programs: compiled client steps, and rounds and evaluations replayed without Python."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from torch.utils import _pytree as pytree
 
 
 class Compiled:
-    """A function of tensors, traced to plain operations and compiled, once per shape of its arguments.
+    """A function of tensors, compiled once per shape of its arguments.
 
-    Traced first, because the compiler does not see through vmap of a gradient of own operators; what it gets is the
-    list of operations that vmap and grad made of them.
+    Traced to plain operations first, as the compiler does not see through vmap of a gradient of custom operators.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -31,10 +30,9 @@ class Compiled:
 
 
 class Captured:
-    """A round as a CUDA graph per shape of its cohort. The state lives in fixed buffers and is updated in place.
+    """A round (state, inputs) → (state, losses) as a CUDA graph per shape of its inputs, which may lie on the host.
 
-    round(state, inputs) → (state, losses), all of them tensors in any nesting; inputs may lie on the host. The state that
-    a call returns is overwritten by the next call: who keeps it, copies it.
+    The state lives in fixed buffers: the next call overwrites the state that a call returns.
     """
 
     def __init__(self, round: Callable[[Any, Any], tuple[Any, Tensor]]) -> None:
@@ -44,7 +42,10 @@ class Captured:
         self.pool: Any = None
 
     def __call__(self, state: Any, inputs: Any) -> tuple[Any, Tensor]:
-        self._take(state)
+        if self.state is None:
+            self.state = pytree.tree_map(torch.clone, state)
+        elif state is not self.state:
+            torch._foreach_copy_(pytree.tree_leaves(self.state), pytree.tree_leaves(state))
         leaves, spec = pytree.tree_flatten(inputs)
         key = tuple((t.shape, t.dtype) for t in leaves)
         if key not in self.programs:
@@ -54,12 +55,6 @@ class Captured:
         torch._foreach_copy_(fixed, leaves)
         graph.replay()
         return self.state, losses
-
-    def _take(self, state: Any) -> None:
-        if self.state is None:
-            self.state = pytree.tree_map(torch.clone, state)
-        elif state is not self.state:
-            torch._foreach_copy_(pytree.tree_leaves(self.state), pytree.tree_leaves(state))
 
     def _capture(self, fixed: list[Tensor], spec: Any) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]:
         _run_aside(self.round, self.state, pytree.tree_unflatten(fixed, spec))
@@ -75,9 +70,9 @@ class Captured:
 
 
 class Replayed:
-    """A function of tensors as a CUDA graph per shape of its arguments; what it returns is the caller's.
+    """A function of tensors as a CUDA graph per shape of its arguments; it returns copies.
 
-    All of them share their memory: nothing in it is needed after a call.
+    All graphs share their memory, as nothing in it is needed after a call.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -105,7 +100,7 @@ class Replayed:
 
 @functools.cache
 def _keeper(device: torch.device) -> torch.cuda.CUDAGraph:
-    """The graph whose memory others share: such memory can be asked for only as long as some graph lives in it."""
+    """Return the graph whose memory others share: a memory pool exists only as long as a graph lives in it."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         torch.zeros(1, device=device)
@@ -113,7 +108,7 @@ def _keeper(device: torch.device) -> torch.cuda.CUDAGraph:
 
 
 def _run_aside(function: Callable[..., Any], *arguments: Any) -> None:
-    """Once before it is recorded, so that everything is compiled and allocated."""
+    """Run a function once before it is recorded, so that everything is compiled and allocated."""
     aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):

@@ -1,4 +1,4 @@
-"""Figures of independent items, such as the scores of a model at every width, in forked processes of one thread each."""
+"""Figures of independent items, such as a model's scores at every width, in forked processes of one thread each."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from anybit.engines.base import Item
-from anybit.engines.worker import Worker, how_it_ended, start
+from anybit.engines.worker import Worker, start
 from anybit.errors import EngineError
 
 
 def shared_out(figures: Callable[[Item], Sequence[float]], items: Sequence[Item], workers: int,
                siblings: Sequence[Worker]) -> list[list[float]]:
-    """figures(item) of every item, in order; `siblings` are processes that run already, whose pipes are not for these."""
+    """Return figures(item) of every item, in order; siblings: running workers, whose pipes the new ones must close."""
     shares = [range(first, len(items), workers) for first in range(min(workers, len(items)))]
     results: list[list[float]] = [[] for _ in items]
     running: list[Worker] = []
@@ -24,8 +24,8 @@ def shared_out(figures: Callable[[Item], Sequence[float]], items: Sequence[Item]
         for share in shares:
             running.append(start(partial(_compute, figures, [items[i] for i in share]), [*siblings, *running]))
         for worker, share in zip(running, shares, strict=True):
-            for i, found in zip(share, _answer(worker), strict=True):
-                results[i] = found
+            for i, result in zip(share, _answer(worker), strict=True):
+                results[i] = result
     finally:
         while running:
             running.pop().end()
@@ -44,10 +44,9 @@ def _answer(worker: Worker) -> list[list[float]]:
     try:
         answer = json.loads(worker.pipe.recv_bytes())
     except (EOFError, OSError):
-        raise EngineError(f"a worker process that evaluates {how_it_ended(worker.end())}") from None
+        raise EngineError(f"a worker process of the evaluation {worker.end()}") from None
     if "failed" in answer:
         error = EngineError(f"the evaluation failed: {answer['failed'][0]}")
         error.add_note(answer["failed"][1])
         raise error
-    found: list[list[float]] = answer["figures"]
-    return found
+    return list(answer["figures"])

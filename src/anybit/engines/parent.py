@@ -1,4 +1,4 @@
-"""A process that does not outlive the one that started it."""
+"""Processes that do not outlive their parent."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """SIGKILL when the parent ends, where the kernel can do that."""
+    """Ask the kernel, where it can, to kill this process when its parent ends."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def die_with_torchrun() -> None:
-    """torchrun puts its ranks into sessions of their own: killed itself, it would leave them training in the folder."""
+    """Let a rank die with torchrun: in a session of its own it would go on training in the folder."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         die_with_parent()

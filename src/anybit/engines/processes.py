@@ -1,9 +1,9 @@
-"""Clients in worker processes, one core each: what a CPU does best, because a client's own operations are small.
+"""Clients in worker processes, one core each: the best use of a CPU, because a client's operations are small.
 
-Workers are forked at the first round, so the model, the data and the client step are theirs without a copy. Weights and
-results pass through shared memory; a pipe to each worker carries the round's cohort and which client to train next. The
-longest client goes first among those whose results have room; parts come in the order of the cohort all the same, so
-sums do not depend on the number of workers.
+Workers are forked at the first round, so they have the model, the data and the client step without a copy. Weights and
+results pass through shared memory; a pipe to each worker carries the round's cohort and the next client to train. The
+longest client with room for its result goes first; parts come in the order of the cohort, so that sums do not depend on
+the number of workers.
 """
 
 from __future__ import annotations
@@ -20,28 +20,17 @@ from anybit import errors
 from anybit.engines.base import Engine, Item
 from anybit.engines.figures import shared_out
 from anybit.engines.sharing import Layout, Shared
-from anybit.engines.worker import (
-    Done,
-    Failed,
-    Job,
-    Worker,
-    answer,
-    client_message,
-    cohort_message,
-    how_it_ended,
-    start,
-    train_clients,
-)
+from anybit.engines.worker import Done, Failed, Job, Worker, answer, client_message, cohort_message, start, train_clients
 from anybit.environment import cores
 from anybit.errors import AnybitError, EngineError
 from anybit.tensors import Part, picked
 
 RESULT_BYTES = 1 << 28
-"""Shared memory for deltas that wait for their turn."""
+"""Shared memory for deltas that wait to be summed."""
 
 
 class Processes(Engine):
-    """`workers` processes of one thread; memory holds a bounded number of deltas, whatever the cohort."""
+    """Engine of `workers` processes of one thread, with a bounded number of deltas in memory."""
 
     def __init__(self, workers: int | None = None) -> None:
         self.workers = workers or cores()
@@ -53,28 +42,28 @@ class Processes(Engine):
         job = self._ready(update, client_step, w, given, cohort)
         job.w.write(w)
         job.given.write(given)
-        finished = False
+        message = cohort_message(cohort)
         try:
-            self._broadcast(cohort_message(cohort), cohort)
+            for worker in self._running:
+                self._send(worker, message, cohort)
             yield from self._parts(job, cohort)
-            finished = True
-        finally:
-            # Whoever stops in the middle leaves workers with results that nobody takes.
-            if not finished:
-                self.close()
+        except BaseException:
+            # A round that stops in the middle leaves workers with results that nobody takes.
+            self.close()
+            raise
 
     def each(self, figures: Callable[[Item], Sequence[float]], items: Sequence[Item]) -> list[list[float]]:
-        """Shared out among processes of one thread, so the figures do not depend on how many there are."""
+        """Share the items out among processes of one thread, so that figures do not depend on their number."""
         return shared_out(figures, items, self.workers, self._running)
 
     def close(self) -> None:
-        """End the workers; the next round would start new ones."""
+        """End the workers; the next round starts new ones."""
         while self._running:
             self._running.pop().end()
         self._job = None
 
     def _ready(self, update: Callable[..., Any], client_step: Any, w: Any, given: Any, cohort: Any) -> Job:
-        """Have workers for this work: those that run, or new ones."""
+        """Return the job of the running workers if it fits this round, else start new workers."""
         clients = len(cohort.clients)
         job, workers = self._job, min(self.workers, clients)
         if job and (job.update, job.client_step) == (update, client_step) and job.w.layout.fits(w) \
@@ -89,39 +78,30 @@ class Processes(Engine):
             self._running.append(start(partial(train_clients, self._job), self._running))
         return self._job
 
-    def _broadcast(self, message: bytes, cohort: Any) -> None:
-        for worker in self._running:
-            try:
-                worker.pipe.send_bytes(message)
-            except OSError:
-                raise self._died(worker, cohort) from None
-
     def _parts(self, job: Job, cohort: Any) -> Iterator[Part]:
         size, queue = len(cohort.clients), _Queue(cohort.counts.sum(1).tolist(), job.results.count)
         idle, losses = list(self._running), {}
         for front in range(size):
             while front not in losses:
                 while idle and (client := queue.longest(front)) is not None:
-                    self._send(idle.pop(), client, queue.place(client), cohort)
-                for worker in self._with_news():
+                    worker = idle.pop()
+                    worker.client = client
+                    self._send(worker, client_message(client, queue.place(client)), cohort)
+                ready = wait([worker.pipe for worker in self._running])
+                for worker in [worker for worker in self._running if worker.pipe in ready]:
                     result = self._result(worker, cohort)
                     losses[result.client] = result.losses
                     idle.append(worker)
             deltas = picked(job.results.tensors(queue.placed[front]), None)
-            each = losses.pop(front)
-            yield slice(front, front + 1), deltas, pad(each, (0, cohort.local_steps - len(each)))[None]
+            loss = losses.pop(front)
+            yield slice(front, front + 1), deltas, pad(loss, (0, cohort.local_steps - len(loss)))[None]
             queue.release(front)
 
-    def _send(self, worker: Worker, client: int, place: int, cohort: Any) -> None:
-        worker.client = client
+    def _send(self, worker: Worker, message: bytes, cohort: Any) -> None:
         try:
-            worker.pipe.send_bytes(client_message(client, place))
+            worker.pipe.send_bytes(message)
         except OSError:
             raise self._died(worker, cohort) from None
-
-    def _with_news(self) -> list[Worker]:
-        ready = wait([worker.pipe for worker in self._running])
-        return [worker for worker in self._running if worker.pipe in ready]
 
     def _result(self, worker: Worker, cohort: Any) -> Done:
         try:
@@ -134,19 +114,16 @@ class Processes(Engine):
         return result
 
     def _died(self, worker: Worker, cohort: Any) -> EngineError:
-        """What to say of a worker that is gone."""
         number = self._running.index(worker) + 1
         self._running.remove(worker)
-        how = how_it_ended(worker.end())
-        where = f" in round {cohort.round + 1}" if worker.client is None else \
-            f" in round {cohort.round + 1}, training client {cohort.clients[worker.client]}"
-        return EngineError(f"worker process {number} of {self.workers} {how}{where}")
+        client = "" if worker.client is None else f", training client {cohort.clients[worker.client]}"
+        return EngineError(f"worker process {number} of {self.workers} {worker.end()} in round {cohort.round + 1}{client}")
 
 
 class _Queue:
-    """Which client is next, and where its result goes: the longest within a window that moves with the front.
+    """Order of the clients, and the places of their results: the longest client in a window at the front goes next.
 
-    The window is as long as there are places, so the client that everybody waits for always has one.
+    The window has as many clients as there are places, so the client at the front always gets one.
     """
 
     def __init__(self, work: list[int], places: int) -> None:
@@ -168,10 +145,10 @@ class _Queue:
 
 
 def _failure(failed: Failed, cohort: Any) -> AnybitError:
-    """A client's error: anybit's own as it is, any other with the client, the round and the local step."""
+    """Return a client's error: anybit's as it was, any other with the client, the round and the local step."""
     if failed.kind:
-        own: type[AnybitError] = getattr(errors, failed.kind, AnybitError)
-        return AnybitError(failed.text) if own is errors.MissingExtra else own(failed.text)
+        kind: type[AnybitError] = getattr(errors, failed.kind, AnybitError)
+        return AnybitError(failed.text) if kind is errors.MissingExtra else kind(failed.text)
     error = EngineError(f"client {cohort.clients[failed.client]} failed in round {cohort.round + 1}, local step "
                         f"{failed.step}: {failed.text}")
     error.add_note(failed.trace)

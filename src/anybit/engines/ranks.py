@@ -1,7 +1,7 @@
-"""A cohort over the ranks of `torchrun`: each trains a share of the clients with an engine of its own, then all sum up.
+"""A cohort over the ranks of `torchrun`: each trains a share of the clients with an inner engine, then all sum up.
 
-Every rank draws the same cohort and takes the same server step on the same sum, so all of them hold the same model and
-only rank 0 writes. The number of ranks changes the order of a sum, nothing else.
+All ranks draw the same cohort and take the same server step on the same sum, so they hold the same model and only
+rank 0 writes. The number of ranks changes only the order of a sum.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from anybit.tensors import Part
 
 
 def world() -> int:
-    """How many ranks torchrun started; 1 without it."""
+    """Return the number of ranks that torchrun started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
@@ -33,14 +33,14 @@ def rank() -> int:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """On a machine with several GPUs every local rank has its own."""
+    """Return the GPU of this local rank, or the device as it is on a CPU or without torchrun."""
     if device.type == "cuda" and world() > 1:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return device
 
 
 def shares(work: Sequence[int], ranks: int) -> list[list[int]]:
-    """Positions per rank: the longest client goes to the rank with the least work so far; each share in order."""
+    """Return the positions of each rank, in order: the longest client goes to the rank with the least work so far."""
     loads, out = [0] * ranks, [list[int]() for _ in range(ranks)]
     for client in sorted(range(len(work)), key=lambda i: (-work[i], i)):
         least = min(range(ranks), key=lambda r: (loads[r], r))
@@ -50,7 +50,7 @@ def shares(work: Sequence[int], ranks: int) -> list[list[int]]:
 
 
 class Ranks(Engine):
-    """One share of every cohort; `combine` adds the others'."""
+    """Engine of one rank: trains its share of every cohort; `combine` adds those of the other ranks."""
 
     def __init__(self, inner: Engine, device: torch.device) -> None:
         self.inner = inner
@@ -65,16 +65,16 @@ class Ranks(Engine):
         share = shares(cohort.counts.sum(1).tolist(), self.ranks)[self.rank]
         if not share:
             return
-        own, place = cohort.chosen(share), torch.tensor(share)
-        for clients, deltas, losses in self.inner.map_clients(update, client_step, w, given, own):
-            yield place[clients], deltas, pad(losses, (0, cohort.local_steps - losses.shape[-1]))
+        positions = torch.tensor(share)
+        for clients, deltas, losses in self.inner.map_clients(update, client_step, w, given, cohort.chosen(share)):
+            yield positions[clients], deltas, pad(losses, (0, cohort.local_steps - losses.shape[-1]))
 
     def combine(self, total: Any, losses: Sequence[Tensor], like: Any, cohort: Any) -> tuple[Any, Tensor]:
-        """Sum over ranks: deltas in one message per type, losses at their clients' places."""
+        """Sum over ranks: deltas in one message per type, losses at their clients' positions."""
         share, during = shares(cohort.counts.sum(1).tolist(), self.ranks)[self.rank], f"in round {cohort.round + 1}"
-        every = torch.zeros(len(cohort.clients), cohort.local_steps, device=self.device)
+        all_losses = torch.zeros(len(cohort.clients), cohort.local_steps, device=self.device)
         if losses:
-            every[torch.tensor(share, device=self.device)] = torch.cat(list(losses)).to(every.dtype)
+            all_losses[torch.tensor(share, device=self.device)] = torch.cat(list(losses)).to(all_losses.dtype)
         parts, form = pytree.tree_flatten(total if total is not None else pytree.tree_map(torch.zeros_like, like))
         for dtype in sorted({part.dtype for part in parts}, key=str):
             same = [i for i, part in enumerate(parts) if part.dtype == dtype]
@@ -82,14 +82,14 @@ class Ranks(Engine):
             self._all_reduce(flat, during)
             for i, summed in zip(same, torch.split(flat, [parts[i].numel() for i in same]), strict=True):
                 parts[i] = summed.view(parts[i].shape)
-        self._all_reduce(every, during)
-        return pytree.tree_unflatten(parts, form), every
+        self._all_reduce(all_losses, during)
+        return pytree.tree_unflatten(parts, form), all_losses
 
     def each(self, figures: Callable[[Item], Sequence[float]], items: Sequence[Item]) -> list[list[float]]:
         return self.inner.each(figures, items)
 
     def agree(self, flag: bool, round: int) -> bool:
-        """Whether any rank says so: asked by all ranks at the same point, which is also a barrier."""
+        """Return true if any rank has the flag; all ranks ask at the same point, which is also a barrier."""
         value = torch.tensor([float(flag)], device=self.device)
         self._all_reduce(value, f"after round {round}")
         return bool(value.item() > 0)

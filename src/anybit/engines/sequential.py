@@ -12,7 +12,7 @@ from anybit.tensors import Part, picked
 
 
 class Sequential(Engine):
-    """Hold one client at a time in memory, whatever the cohort."""
+    """Engine with one client at a time in memory."""
 
     def map_clients(self, update: Callable[..., Any], client_step: Any, w: Any, given: Any, cohort: Any) -> Iterator[Part]:
         """Give one part per client; the losses of shorter clients end in zeros."""

@@ -1,13 +1,13 @@
 """All clients of a cohort in one computation (vmap): mixed widths and uneven sizes, padded and masked.
 
-Clients leave the computation when they run out of batches, so that uneven clients cost what they have, not what the
-largest has: the cohort is walked in segments of steps, each stacked over the clients that are still training.
+The cohort is walked in segments of local steps, each stacked over the clients that still have batches, so that uneven
+clients cost little more than they have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from anybit.tensors import Part, Tree, picked
 
 
 class Stacked(Engine):
-    """`chunk` clients at once; on a GPU with compiled steps and captured rounds."""
+    """Engine that computes `chunk` clients at once, on a GPU with compiled local steps and captured rounds."""
 
     def __init__(self, chunk: int, compiled: bool = False, captured: bool = False) -> None:
         self.chunk, self.compiled, self.captured = chunk, compiled, captured
@@ -43,55 +43,50 @@ class Stacked(Engine):
     def map_clients(self, update: Callable[..., Any], client_step: Any, w: Any, given: Any, cohort: Any) -> Iterator[Part]:
         """Give one part per chunk; a local step that a client does not have changes nothing and has loss 0."""
         size = len(cohort.clients)
-        # Programs of fixed shape: no part of the cohort is cut to its own size.
+        # Programs have a fixed shape: no part of the cohort is cut to its size.
         padded = self.compiled or self.captured
         for start in range(0, size, self.chunk):
             clients = slice(start, min(start + self.chunk, size))
-            here = clients.stop - clients.start
-            deltas, losses = self.stacked(update, client_step, per_client(w, here), per_client(given, here),
+            count = clients.stop - clients.start
+            deltas, losses = self.stacked(update, client_step, per_client(w, count), per_client(given, count),
                                           cohort.part(clients, padded))
             yield clients, deltas, pad(losses, (0, cohort.local_steps - losses.shape[-1]))
 
     def stacked(self, update: Callable[..., Any], client_step: Any, w: Any, given: Any, cohort: Any) -> tuple[Any, Tensor]:
-        """Return (deltas, losses) of clients that each start from their own w, client first."""
-        walk = _whole if self.compiled or self.captured else _segmented
-        return walk(update, self._mapped(client_step.mapped), w, given, cohort)
-
-    def _mapped(self, mapped: Callable[..., Any]) -> Callable[..., Any]:
-        if mapped not in self.mapped:
-            self.mapped[mapped] = self.compile(torch.func.vmap(mapped))
-        return self.mapped[mapped]
+        """Return (deltas, losses), client first, of clients that start from different w."""
+        if client_step.mapped not in self.mapped:
+            self.mapped[client_step.mapped] = self.compile(torch.func.vmap(client_step.mapped))
+        walk = _unsegmented if self.compiled or self.captured else _segmented
+        return walk(update, self.mapped[client_step.mapped], w, given, cohort)
 
 
 def _bound(mapped: Callable[..., Any], given: Any, width_bits: Tensor) -> Callable[..., Any]:
     return lambda w, xi: mapped(w, given, width_bits, xi)
 
 
-def _whole(update: Callable[..., Any], mapped: Callable[..., Any], w: Any, given: Any, cohort: Any) -> tuple[Any, Tensor]:
-    """Take all local steps of all clients, padded to the longest."""
+def _unsegmented(update: Callable[..., Any], mapped: Callable[..., Any], w: Any, given: Any,
+                 cohort: Any) -> tuple[Any, Tensor]:
     batches = [cohort.stacked_batch(k) for k in range(cohort.local_steps)]
-    result: tuple[Any, Tensor] = update(w, batches, _bound(mapped, given, cohort.width_bits))
-    return result
+    return cast(tuple[Any, Tensor], update(w, batches, _bound(mapped, given, cohort.width_bits)))
 
 
 def _segmented(update: Callable[..., Any], mapped: Callable[..., Any], w: Any, given: Any,
                cohort: Any) -> tuple[Any, Tensor]:
     size, segments = len(cohort.index), cohort.segments()
     if len(segments) == 1:
-        return _whole(update, mapped, w, given, cohort)
+        return _unsegmented(update, mapped, w, given, cohort)
     deltas = pytree.tree_map(torch.zeros_like, w)
     losses = pytree.tree_leaves(w)[0].new_zeros((size, cohort.local_steps))
     for segment in segments:
-        here = torch.tensor(segment.clients, device=cohort.index.device)
-        batches = [cohort.stacked_batch(k, here, segment.rows) for k in segment.local_steps]
-        w_i = pytree.tree_map(torch.add, picked(w, here), picked(deltas, here))
-        delta, loss = update(w_i, batches, _bound(mapped, picked(given, here), cohort.width_bits[here]))
-        pytree.tree_map(lambda total, part, here=here: total.index_add_(0, here, part), deltas, delta)
-        losses[here, segment.local_steps.start:segment.local_steps.stop] = loss.to(losses.dtype)
+        active = torch.tensor(segment.clients, device=cohort.index.device)
+        batches = [cohort.stacked_batch(k, active, segment.rows) for k in segment.local_steps]
+        w_i = pytree.tree_map(torch.add, picked(w, active), picked(deltas, active))
+        delta, loss = update(w_i, batches, _bound(mapped, picked(given, active), cohort.width_bits[active]))
+        pytree.tree_map(lambda total, part, active=active: total.index_add_(0, active, part), deltas, delta)
+        losses[active, segment.local_steps.start:segment.local_steps.stop] = loss.to(losses.dtype)
     return deltas, losses
 
 
 def per_client(tree: Tree, clients: int) -> Tree:
-    """Give every client the same tensors: client first."""
-    out: Tree = pytree.tree_map(lambda leaf: leaf.expand(clients, *leaf.shape).contiguous(), tree)
-    return out
+    """Repeat the tensors for every client, client first."""
+    return cast(Tree, pytree.tree_map(lambda leaf: leaf.expand(clients, *leaf.shape).contiguous(), tree))

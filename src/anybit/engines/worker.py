@@ -1,4 +1,4 @@
-"""A worker process of the processes engine, one thread: trains clients until its pipe closes, or computes some figures."""
+"""Worker processes of one thread: forked, told by messages which clients to train, and collected when they end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
@@ -27,12 +27,12 @@ from anybit.files.safetensors import from_bytes, to_bytes
 
 @dataclass(frozen=True)
 class Job:
-    """What all workers share by fork."""
+    """Objects that all workers share by fork."""
 
     update: Callable[..., Any]
     client_step: Any
     form: Any
-    """How a cohort is put together from its tensors (of the first one: who the clients are does not matter here)."""
+    """Tree structure of a cohort: of the first one, as a worker needs no other facts of a cohort than its tensors."""
     w: Shared
     given: Shared
     results: Shared
@@ -40,7 +40,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Done:
-    """A client's delta lies in its place."""
+    """Answer of a worker whose client's delta lies in its place."""
 
     client: int
     losses: Tensor
@@ -51,13 +51,13 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """A client's training raised."""
+    """Answer of a worker whose client's training raised."""
 
     client: int
     step: int
-    """The local step, from 1; 0: before the first."""
+    """Local step, from 1; 0: before the first."""
     kind: str
-    """The name of the error's class, if it is one of anybit's own."""
+    """Name of the error's class, if it is one of anybit's."""
     text: str
     trace: str
 
@@ -66,18 +66,18 @@ class Failed:
 
 
 def answer(message: bytes) -> Done | Failed:
-    """What a worker sent."""
+    """Read a worker's answer."""
     tensors, facts = from_bytes(message, "a worker's answer")
     return Failed(**json.loads(facts["failed"])) if "failed" in facts else Done(int(facts["client"]), tensors["losses"])
 
 
 def cohort_message(cohort: Any) -> bytes:
-    """The tensors of a cohort; the workers know the rest."""
+    """Write the tensors of a cohort."""
     return to_bytes({str(i): tensor for i, tensor in enumerate(pytree.tree_leaves(cohort))}, {})
 
 
 def client_message(client: int, place: int) -> bytes:
-    """Train this client of the cohort, and put its delta there."""
+    """Write the order to train a client of the cohort and to put its delta at a place."""
     return to_bytes({}, {"client": str(client), "place": str(place)})
 
 
@@ -88,31 +88,25 @@ class Worker:
     pid: int
     pipe: Connection
     client: int | None = None
-    """The position in the cohort that it is training."""
+    """Position in the cohort of the client that it trains."""
 
-    def end(self) -> int | None:
-        """Kill the worker and collect it: its exit status, none if somebody else did."""
+    def end(self) -> str:
+        """Kill the worker and collect it; return the manner of its end, e.g. "ended with status 1"."""
         self.pipe.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         try:
-            return os.waitpid(self.pid, 0)[1]
+            status = os.waitpid(self.pid, 0)[1]
         except ChildProcessError:
-            return None
-
-
-def how_it_ended(status: int | None) -> str:
-    """What the exit status of a worker says."""
-    if status is None:
-        return "ended"
-    if not os.WIFSIGNALED(status):
-        return f"ended with status {os.waitstatus_to_exitcode(status)}"
-    killed = f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
-    return f"{killed} (out of memory? try fewer compute.workers)" if os.WTERMSIG(status) == signal.SIGKILL else killed
+            return "ended"
+        if not os.WIFSIGNALED(status):
+            return f"ended with status {os.waitstatus_to_exitcode(status)}"
+        killed = f"was killed by {signal.Signals(os.WTERMSIG(status)).name}"
+        return f"{killed} (out of memory? try fewer compute.workers)" if os.WTERMSIG(status) == signal.SIGKILL else killed
 
 
 def start(serve: Callable[[Connection], None], siblings: Sequence[Worker]) -> Worker:
-    """Fork a worker that serves a pipe. It dies with this process: by the kernel's signal, or when its pipe closes."""
+    """Fork a worker that serves a pipe. It dies with this process, by the kernel's signal or when its pipe closes."""
     ours, theirs = Pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -144,15 +138,15 @@ def start(serve: Callable[[Connection], None], siblings: Sequence[Worker]) -> Wo
 
 
 def _stay_in_one_thread() -> None:
-    """Let no region be parallel: it would wait for OpenMP threads that a fork does not copy."""
+    """Forbid parallel regions, which would wait for OpenMP threads that a fork does not copy."""
     torch.set_num_threads(1)
-    # Arm Compute Library asks for all cores whatever is set above; without a parallel level it gets one.
+    # Arm Compute Library ignores the line above and asks for all cores; without a parallel level it gets one.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(torch._C.__file__).omp_set_max_active_levels(0)
 
 
 def train_clients(job: Job, pipe: Connection) -> None:
-    """Serve orders: a new cohort, or one of its clients to train."""
+    """Serve the engine's messages until the pipe closes: a new cohort, or one of its clients to train."""
     w, given, cohort = job.w.tensors(), job.given.tensors(), None
     places = [job.results.tensors(i) for i in range(job.results.count)]
     while True:
@@ -165,20 +159,20 @@ def train_clients(job: Job, pipe: Connection) -> None:
 
 
 def _train(job: Job, w: Any, given: Any, cohort: Any, client: int, place: Any) -> Done | Failed:
-    taken = [0]
+    step = 0
+
+    def counted_batches() -> Iterator[Any]:
+        nonlocal step
+        for step, batch in enumerate(cohort.batches(client), 1):  # noqa: B007 (read where training failed)
+            yield batch
+
     try:
         local_step = job.client_step.alone(given, cohort.width_bits[client])
-        delta, losses = job.update(w, _counted(cohort.batches(client), taken), local_step)
+        delta, losses = job.update(w, counted_batches(), local_step)
         for target, value in zip(pytree.tree_leaves(place), pytree.tree_leaves(delta), strict=True):
             target.copy_(value)
         return Done(client, losses)
     except Exception as error:
         kind = type(error).__name__ if isinstance(error, AnybitError) else ""
         text = str(error) if isinstance(error, AnybitError) else f"{type(error).__name__}: {error}"
-        return Failed(client, taken[0], kind, text, traceback.format_exc())
-
-
-def _counted(batches: Iterable[Any], taken: list[int]) -> Iterator[Any]:
-    for batch in batches:
-        taken[0] += 1
-        yield batch
+        return Failed(client, step, kind, text, traceback.format_exc())

@@ -3,8 +3,8 @@
 safetensors has no type below 8 bits, so a quantized weight is a U8 bit stream (see packing). Per file:
 
 * `NAME` · U8 · the packed codes of parameter NAME, for every parameter that the metadata's `packed` names
-* `NAME.step` · F32 · its step, of shape () or (channels, 1, …)
-* `SITE.step` · F32 · the step of every activation site that the width quantizes
+* `NAME.step` · F32 · its step size, of shape () or (channels, 1, …)
+* `SITE.step` · F32 · the step size of every activation site that the width quantizes
 * every other parameter and buffer under its own name, as it is
 
 Metadata (text): `format` "anybit-archive-1" · `width` · `packed` JSON {NAME: {bits, low, shape}} · `activations` JSON
@@ -50,31 +50,30 @@ def write_archive(path: Path, subject: Subject, width: Width) -> None:
 
 
 def read_archive(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(parameters and buffers as float32, {"width", "activations"}): the exact values of the fake-quant weights."""
+    """Return (parameters and buffers as float32, {"width", "activations"}), exactly the fake-quant weights."""
     tensors, metadata = load(path)
     if metadata.get("format") != FORMAT:
         raise RunError(f"{path} is not an archive of anybit: its format is '{metadata.get('format')}', not '{FORMAT}'")
     try:
         packed, activations = (bounded(json.loads(metadata[key])) for key in ("packed", "activations"))
         weights = {name: _weight(tensors, name, entry) for name, entry in packed.items()}
-        steps = {site: {**entry, "step": float(tensors.pop(f"{site}.step"))} for site, entry in activations.items()}
+        sites = {site: {**entry, "step": float(tensors.pop(f"{site}.step"))} for site, entry in activations.items()}
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
         raise RunError(f"{path} is damaged ({type(error).__name__}: {error})") from None
     rest = {name: tensor for name, tensor in tensors.items() if name.removesuffix(".step") not in packed}
-    return {**rest, **weights}, {"width": metadata.get("width", ""), "activations": steps}
+    return {**rest, **weights}, {"width": metadata.get("width", ""), "activations": sites}
 
 
 def _weight(tensors: Mapping[str, Tensor], name: str, entry: Mapping[str, Any]) -> Tensor:
-    bits, low, shape, stream = entry["bits"], entry["low"], torch.Size(entry["shape"]), tensors[name]
-    step = tensors[f"{name}.step"]
+    bits, low, shape = entry["bits"], entry["low"], torch.Size(entry["shape"])
+    stream, step = tensors[name], tensors[f"{name}.step"]
     if bits not in BITS or not -(2**bits) < low <= 0 or any(n < 0 for n in shape):
-        raise ValueError(f"'{name}' says {bits} bits from {low}, shape {tuple(shape)}")
+        raise ValueError(f"'{name}' cannot have {bits} bits from {low} and shape {tuple(shape)}")
     # Any other shape would broadcast: a small file could ask for all memory.
     if step.dtype != torch.float32 or step.shape not in (torch.Size(()), torch.Size((*shape[:1], *[1] * (len(shape) - 1)))):
         raise ValueError(f"'{name}' of shape {tuple(shape)} has steps of shape {tuple(step.shape)}")
-    if stream.dtype != torch.uint8 or len(stream) != packed_size(shape.numel(), bits):
-        raise ValueError(f"'{name}' holds {len(stream)} bytes, but {tuple(shape)} at {bits} bits needs "
-                         f"{packed_size(shape.numel(), bits)}")
+    if len(stream) != (needed := packed_size(shape.numel(), bits)) or stream.dtype != torch.uint8:
+        raise ValueError(f"'{name}' holds {len(stream)} bytes, but {tuple(shape)} at {bits} bits needs {needed}")
     codes = torch.from_numpy(unpack(stream.numpy(), bits, shape.numel())).reshape(shape)
     weight: Tensor = step * (codes.to(torch.float32) + low)
     return weight

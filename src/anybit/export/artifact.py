@@ -1,4 +1,4 @@
-"""An exported file and what was measured of it."""
+"""The record of an exported file."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ Runtime = Literal["onnx", "executorch", "archive"]
 
 @dataclass(frozen=True)
 class Artifact:
-    """One exported file and what was measured of it."""
+    """One exported file and its measurements."""
 
     file: str
     width: str
     runtime: Runtime
     bytes: int
     fp32_bytes: int
-    """Of the float model in the same runtime."""
+    """Size of the float model in the same runtime."""
     weights: dict[str, int]
-    """{bits: quantized weights of so many bits}."""
+    """{bits: number of weights quantized to them}."""
     verdict: Verdict
     storage: dict[str, str] = field(default_factory=dict)
     kernels: dict[str, int] = field(default_factory=dict)
     """Integer kernels in the runtime's optimized graph."""
     added: list[str] = field(default_factory=list)
-    """What is on a grid beyond training, here and in the reference."""
+    """Quantizers beyond those of the training, here and in the reference."""
     in_float: dict[str, str] = field(default_factory=dict)
     warning: str = ""
     latency: Latency | None = None

@@ -1,4 +1,4 @@
-"""What an artifact costs: load time, latency and peak memory, relative to the float model in the same runtime."""
+"""Load time, latency and peak memory of artifacts, relative to the float model in the same runtime."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one file, on one thread."""
+    """The cost of one file on one thread."""
 
     load_ms: float
     batches: dict[str, Latency]
@@ -45,56 +45,53 @@ class Cost:
 
 
 def latency(path: Path, subject: Subject, seconds: float = QUICK) -> Latency:
-    """One image at a time, in this process."""
+    """Measure the latency of one image at a time, in this process."""
     x = subject.data.pipeline(subject.data.test.x[:1]).numpy()
     return in_turns([_call(session(path), x)], seconds)[0]
 
 
 def costs(paths: Sequence[Path], seconds: float = 1.5) -> dict[str, Cost]:
-    """{file: cost}. Load time and memory in a process per file; latencies in turns, so that whatever else the machine
-    does meets all files alike."""
+    """Return {file: cost}: load time and memory from a process per file, latencies from calls in turns."""
     loads = [_in_a_process(path) for path in paths]
     sessions = [session(path) for path in paths]
     shape = sessions[0].get_inputs()[0].shape[1:]
     batches: dict[str, list[Latency]] = {}
     for size in BATCHES:
         x = np.random.default_rng(0).normal(size=(size, *shape)).astype(np.float32)
-        batches[str(size)] = in_turns([_call(each, x) for each in sessions], seconds * len(paths))
-    return {path.name: Cost(load, {size: found[i] for size, found in batches.items()}, peak)
+        batches[str(size)] = in_turns([_call(runner, x) for runner in sessions], seconds * len(paths))
+    return {path.name: Cost(load, {size: latencies[i] for size, latencies in batches.items()}, peak)
             for i, (path, (load, peak)) in enumerate(zip(paths, loads, strict=True))}
 
 
-def _call(running: Any, x: np.ndarray) -> Callable[[], Any]:
-    return functools.partial(running.run, None, {running.get_inputs()[0].name: x})
+def _call(runner: Any, x: np.ndarray) -> Callable[[], Any]:
+    return functools.partial(runner.run, None, {runner.get_inputs()[0].name: x})
 
 
 def in_turns(calls: Sequence[Callable[[], Any]], seconds: float = QUICK) -> list[Latency]:
-    """The latency of each call."""
+    """Measure the latency of each call, in turns so that other load on the machine meets all calls alike."""
     times: list[list[float]] = [[] for _ in calls]
     order, end = np.random.default_rng(0), time.perf_counter() + seconds
     while time.perf_counter() < end or len(times[0]) < 8:
-        # A new order every time: who runs after a model like itself finds warm caches.
+        # A new order every time, because a model that runs after one like itself finds warm caches.
         for i in order.permutation(len(calls)):
             start = time.perf_counter()
             calls[i]()
             times[i].append(1e3 * (time.perf_counter() - start))
-    warm = [spent[3:] for spent in times]
-    return [Latency(float(np.percentile(w, 50)), float(np.percentile(w, 95))) for w in warm]
+    return [Latency(*(float(np.percentile(spent[3:], share)) for share in (50, 95))) for spent in times]
 
 
 def _in_a_process(path: Path) -> tuple[float, float]:
-    """(load time in ms, peak memory in MiB) of a fresh process, so that memory is this artifact's alone."""
+    """Measure (load time in ms, peak memory in MiB) in a fresh process, so that memory is this artifact's alone."""
     done = subprocess.run([sys.executable, "-m", "anybit.export.bench", str(path)], capture_output=True, text=True,
                           check=False)
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["no output"]
-        raise RunError(f"{path} cannot be measured ({last[0]})")
+        raise RunError(f"{path} cannot be measured ({(done.stderr.strip().splitlines() or ['no output'])[-1]})")
     load, peak = json.loads(done.stdout)
     return load, peak
 
 
 def _status_mib(field: str) -> float:
-    """The kernel's own counter; ru_maxrss is inherited from the parent, so it will not do. 0 where there is none."""
+    # ru_maxrss is inherited from the parent, so it will not do.
     try:
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) for line in file if line.startswith(f"{field}:")) / 1024
@@ -104,15 +101,15 @@ def _status_mib(field: str) -> float:
 
 def _load_and_run(path: Path) -> tuple[float, float]:
     need("onnxruntime")
-    # Importing took more than what stayed: start the high-water mark anew.
+    # The imports took more memory than they kept, so the high-water mark is reset.
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     before, start = _status_mib("VmRSS"), time.perf_counter()
-    running = session(path)
+    runner = session(path)
     load = 1e3 * (time.perf_counter() - start)
-    wanted = running.get_inputs()[0]
+    shape = runner.get_inputs()[0].shape[1:]
     for size in BATCHES:
-        running.run(None, {wanted.name: np.zeros((size, *wanted.shape[1:]), np.float32)})
+        _call(runner, np.zeros((size, *shape), np.float32))()
     return load, _status_mib("VmHWM") - before
 
 

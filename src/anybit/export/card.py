@@ -13,14 +13,14 @@ from anybit.export.subject import Subject
 
 
 def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "other") -> str:
-    """The card of a set of artifacts."""
+    """Write the card of a set of artifacts."""
     config, data, pipeline = subject.config, subject.data, subject.data.pipeline
     kept = [a for a in artifacts if not a.rejected]
     normalization = "" if pipeline.mean is None else \
         f", scaled to [0, 1], then (x − {_numbers(pipeline.mean)})/{_numbers(pipeline.std or ())} per channel"
-    named = config is not None and config.data.name != OBJECT
     head = files("anybit.export").joinpath("card.md").read_text(encoding="utf-8").format(
-        licence=licence, variant=subject.evaluator.variant.name, data=config.data.name if config and named else "own data",
+        licence=licence, variant=subject.evaluator.variant.name,
+        data="own data" if config is None or config.data.name == OBJECT else config.data.name,
         metric=getattr(subject.evaluator.metric, "__name__", "metric"), title=subject.title,
         widths=", ".join(dict.fromkeys(a.width for a in kept)) or "no width",
         trained=_code(subject.environment), exported=_code(environment()),
@@ -38,10 +38,9 @@ def _row(a: Artifact) -> str:
 
 
 def _notes(artifacts: Sequence[Artifact]) -> str:
-    """What a reader must know besides the numbers."""
     lines = [f"- {a.width}: added beyond training: {', '.join(a.added)}." for a in artifacts if a.added]
-    lines += [f"- {a.width}: layer `{layer}` is computed in float: {why}." for a in artifacts
-              for layer, why in a.in_float.items()]
+    lines += [f"- {a.width}: layer `{layer}` is computed in float: {why}."
+              for a in artifacts for layer, why in a.in_float.items()]
     lines += [f"- {a.warning}." for a in artifacts if a.warning]
     lines.append("- Few bits save size and memory traffic; the arithmetic of stock runtimes is 8-bit at best.")
     return "\n## Notes\n\n" + "\n".join(dict.fromkeys(lines)) + "\n"
@@ -52,7 +51,7 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def _code(environment: Mapping[str, Any]) -> str:
-    """Which anybit it was: the one that exports may be years younger than the one that trained."""
+    # Training and export each get theirs: the anybit that exports may be years younger.
     if "anybit" not in environment:
         return "an unknown version of anybit"
     commit = environment.get("commit")

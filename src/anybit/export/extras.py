@@ -14,7 +14,7 @@ from anybit.errors import MissingExtra
 
 
 def need(module: str, extra: str = "export", purpose: str = "an ONNX artifact") -> Any:
-    """The module, or a MissingExtra that names the package to install."""
+    """Import a module, or raise a MissingExtra with the package to install."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -23,7 +23,7 @@ def need(module: str, extra: str = "export", purpose: str = "an ONNX artifact") 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Exporters print and warn about packages that nobody asked for; what matters they raise."""
+    """Silence exporters, which print and warn about other packages; errors are still raised."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

@@ -1,4 +1,4 @@
-"""Export of what `anybit.fit` returned: the same artifacts and checks as of a run."""
+"""Export of a model from `anybit.fit`: the same artifacts and checks as of a run."""
 
 from __future__ import annotations
 

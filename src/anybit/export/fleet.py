@@ -1,4 +1,4 @@
-"""A fleet of devices: which width and runtime each class of them gets, and what to expect of the whole.
+"""A fleet of devices: the width and runtime of each class of devices, and the expected metric of the fleet.
 
 [[device]]
 name = "phone"
@@ -38,7 +38,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Fleet:
-    """All classes."""
+    """All classes of devices."""
 
     device: tuple[Device, ...]
 
@@ -46,13 +46,13 @@ class Fleet:
         names = [device.name for device in self.device]
         if not names:
             raise ConfigError("device is empty: write one [[device]] table per class of devices")
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice is not None:
-            raise ConfigError(f"device '{twice}' appears twice: add up the counts, or choose another name")
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            raise ConfigError(f"device '{repeated}' appears twice: add up the counts, or choose another name")
 
 
 def read_fleet(path: Path) -> Fleet:
-    """The fleet that a TOML file describes."""
+    """Read a fleet from a TOML file."""
     content = read_toml(path)
     try:
         fleet: Fleet = read(Fleet, content)
@@ -62,6 +62,6 @@ def read_fleet(path: Path) -> Fleet:
 
 
 def expected(fleet: Fleet, artifacts: Mapping[tuple[str, Runtime], Artifact]) -> float:
-    """The metric of a random device's model: Σ count · metric / Σ count."""
+    """Return the expected metric of a random device's model: Σ count · metric / Σ count."""
     pairs = [(d.count, artifacts[str(Width.parse(d.width)), d.runtime].verdict.artifact) for d in fleet.device]
     return sum(count * value for count, value in pairs) / sum(count for count, _ in pairs)

@@ -1,12 +1,11 @@
 """Integer arithmetic in an ONNX graph, with activations as uint8 and an explicit zero point.
 
 * A convolution stands between QuantizeLinear and DequantizeLinear on all sides, which a runtime fuses into one
-  QLinearConv; that needs its output on a grid too. Without (`exact`) it is a ConvInteger, whose 32-bit sums become
-  floats.
+  QLinearConv; that needs its output on a grid too. With `exact` it is a ConvInteger, whose 32-bit sums become floats.
 * A linear layer is a MatMulInteger, whose 32-bit sums become floats.
 
-Activations below 8 bits are clipped to their grid first, then quantized in 8 bits with the same step. Weights are uint8
-or int8: x86 processors multiply uint8 by int8 fastest, browsers refuse int8 with zero point 0.
+Activations below 8 bits are clipped to their grid, then quantized in 8 bits with the same step size. Weights are uint8 or
+int8: x86 processors multiply uint8 by int8 fastest, browsers refuse int8 with zero point 0.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ FUSED, EXACT, LINEAR = "QLinearConv", "ConvInteger", "MatMulInteger"
 
 @dataclass(frozen=True)
 class Activations:
-    """The grids of what goes into layers and, where an output quantizer is added, of what comes out."""
+    """The grids of layer inputs and, where an output quantizer is added, of layer outputs."""
 
     inputs: Mapping[str, Grid]
     outputs: Mapping[str, Grid]
@@ -36,7 +35,7 @@ class Activations:
 
 @dataclass(frozen=True)
 class _Weight:
-    """A weight as an operand."""
+    """A weight as an operand in the graph."""
 
     integers: str
     zero: str
@@ -44,13 +43,13 @@ class _Weight:
 
 
 def kernel(op: str, exact: bool) -> str:
-    """The kernel that a kind of layer is promised to run in; empty if there is none."""
+    """Return the integer kernel that is promised for an operator; empty if there is none."""
     return {"Conv": EXACT if exact else FUSED, "Gemm": LINEAR, "MatMul": LINEAR}.get(op, "")
 
 
 def quantize_all(editor: Editor, uses: list[Use], weights: Mapping[str, QuantizedWeight], activations: Activations,
                  opset: int, signed: bool) -> dict[str, str]:
-    """Put weights and activations on their grids. Returns {layer: why it is computed in float}."""
+    """Put weights and activations on their grids; return {layer: why it is computed in float}."""
     stored = {name: _Weight(integers, editor.constant(zero), weights[name])
               for name, (integers, zero) in operands(editor, weights, opset, signed).items()}
     in_float: dict[str, str] = {}
@@ -80,7 +79,7 @@ def _quantize(editor: Editor, use: Use, weight: _Weight | None, activations: Act
 
 
 def _on_grid(editor: Editor, x: str, grid: Grid, prefix: str) -> tuple[str, str, str]:
-    """(uint8 integers of x, step, zero point); grids that do not fill uint8 are clipped to first."""
+    """Return the names of (x as uint8, step size, zero point); x is first clipped to a grid that does not fill uint8."""
     low, high, step = int(grid.low), int(grid.high), np.float32(grid.step)
     if (low, high) not in ((0, 255), (-CENTRE, CENTRE - 1)):
         edges = [editor.constant(np.array(step * np.float32(n))) for n in (low, high)]
@@ -100,60 +99,62 @@ def _replace_output(editor: Editor, node: Any, grid: Grid, number: int) -> None:
 
 
 def _dequantized(editor: Editor, weight: _Weight, name: str) -> None:
-    """The weight as an operand of a layer that is fused, or that has no integer kernel."""
-    step = weight.quantized.step.numpy().astype(np.float32)
-    scale = step.reshape(-1) if step.ndim else step
-    zero = weight.zero
+    """Add the float weight, for a layer that is fused or has no integer kernel."""
+    scale, zero = _flat_step(weight.quantized), weight.zero
     if scale.ndim:
         value = editor.initializer(zero)
         assert value is not None
         zero = editor.constant(np.full(scale.shape, value, value.dtype))
-    axis = {"axis": 0} if scale.ndim else {}
-    editor.node("DequantizeLinear", [weight.integers, editor.constant(scale), zero], name, **axis)
+    editor.node("DequantizeLinear", [weight.integers, editor.constant(scale), zero], name, **_axis(scale))
 
 
 def _quantize_bias(editor: Editor, use: Use, weight: QuantizedWeight, grid: Grid, number: int) -> None:
-    """The bias of a fused layer as int32 with step (input step · weight step), as integer kernels add it."""
+    """Store the bias of a fused layer as int32 with step size (input step · weight step), as integer kernels add it."""
     bias = editor.initializer(use.bias) if use.bias else None
     if bias is not None:
         scale = bias_scale(weight, grid)
         parts = [editor.constant(bias_codes(bias, scale)), editor.constant(scale),
                  editor.constant(np.zeros(scale.shape, np.int32))]
-        use.node.input[2] = editor.node("DequantizeLinear", parts, f"b{number}", **({"axis": 0} if scale.ndim else {}))
+        use.node.input[2] = editor.node("DequantizeLinear", parts, f"b{number}", **_axis(scale))
 
 
 def _integer_product(editor: Editor, use: Use, weight: _Weight, grid: Grid, number: int) -> None:
-    """x·w = (input step · weight step) · Σ integers, plus the bias in float."""
+    """Compute x·w = (input step · weight step) · Σ integers, plus the bias in float."""
     node, convolution = use.node, use.node.op_type == "Conv"
     x, _, zero = _on_grid(editor, node.input[0], grid, f"x{number}")
-    integers = weight.integers
-    if not convolution:
-        integers = editor.node("Transpose", [integers], f"t{number}", perm=[1, 0])
+    integers = weight.integers if convolution else editor.node("Transpose", [weight.integers], f"t{number}", perm=[1, 0])
     sums = editor.node(EXACT if convolution else LINEAR, [x, integers, zero, weight.zero], f"s{number}")
     if convolution:
         editor.nodes[-1].attribute.extend(node.attribute)
     scale = bias_scale(weight.quantized, grid)
-    beside = (-1, *[1] * (weight.quantized.codes.ndim - 2)) if convolution else (-1,)
-    shaped = editor.constant(scale.reshape(beside) if scale.ndim else scale)
+    per_channel = (-1, *[1] * (weight.quantized.codes.ndim - 2)) if convolution else (-1,)
+    shaped = editor.constant(scale.reshape(per_channel) if scale.ndim else scale)
     scaled = editor.node("Mul", [editor.cast(sums, "FLOAT", f"f{number}"), shaped],
                          f"p{number}" if use.bias else node.output[0])
     if use.bias:
         bias = use.bias
         if convolution:
-            bias = editor.node("Reshape", [bias, editor.constant(np.array(beside, np.int64))], f"b{number}")
+            bias = editor.node("Reshape", [bias, editor.constant(np.array(per_channel, np.int64))], f"b{number}")
         editor.node("Add", [scaled, bias], node.output[0])
     editor.graph.node.remove(node)
 
 
 def bias_scale(weight: QuantizedWeight, grid: Grid) -> np.ndarray:
-    """input step · weight step, per tensor or per channel."""
+    """Return input step · weight step, per tensor or per channel."""
+    return np.asarray(_flat_step(weight) * np.float32(grid.step), np.float32)
+
+
+def _flat_step(weight: QuantizedWeight) -> np.ndarray:
     step = weight.step.numpy().astype(np.float32)
-    scale: np.ndarray = np.asarray((step.reshape(-1) if step.ndim else step) * np.float32(grid.step), np.float32)
-    return scale
+    return step.reshape(-1) if step.ndim else step
+
+
+def _axis(scale: np.ndarray) -> dict[str, int]:
+    return {"axis": 0} if scale.ndim else {}
 
 
 def bias_codes(bias: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """⌊bias/scale⌉ as int32."""
+    """Return ⌊bias/scale⌉ as int32."""
     top = np.iinfo(np.int32).max
     codes: np.ndarray = np.clip(np.round(bias.astype(np.float64) / scale), -top, top).astype(np.int32)
     return codes

@@ -1,4 +1,4 @@
-"""Integers in as many bits as they need: one contiguous bit stream, the same in archives and in ONNX graphs.
+"""Packed integers: one contiguous bit stream, the same in archives and in ONNX graphs.
 
 Value i occupies bits i·b … (i+1)·b − 1 of the stream; bit j of the stream is bit j mod 8 of byte ⌊j/8⌋, least
 significant first. The last byte is filled with zeros.
@@ -14,7 +14,7 @@ Codes = npt.NDArray[np.uint8]
 
 
 def pack(codes: Codes, bits: int) -> Codes:
-    """The bit stream of `codes`, ⌈n·bits/8⌉ bytes.
+    """Return the bit stream of `codes`, ⌈n·bits/8⌉ bytes.
 
     >>> pack(np.array([1, 2, 3], np.uint8), 3).tolist()   # 001, 010, 011 → 11 010 001, 0000000 0
     [209, 0]
@@ -24,7 +24,7 @@ def pack(codes: Codes, bits: int) -> Codes:
 
 
 def unpack(stream: Codes, bits: int, count: int) -> Codes:
-    """The first `count` numbers of a bit stream.
+    """Return the first `count` numbers of a bit stream.
 
     >>> unpack(np.array([209, 0], np.uint8), 3, 3).tolist()
     [1, 2, 3]
@@ -34,5 +34,5 @@ def unpack(stream: Codes, bits: int, count: int) -> Codes:
 
 
 def packed_size(count: int, bits: int) -> int:
-    """Bytes of the stream."""
+    """Return the bytes of a stream."""
     return -(-count * bits // 8)

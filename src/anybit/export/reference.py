@@ -1,4 +1,4 @@
-"""The fake-quant model that an artifact is compared with: training's quantizers, plus whatever the export adds.
+"""The fake-quant model that an artifact is compared with: training's quantizers, plus those that the export adds.
 
 Integer kernels need more on the grid than training had: the output of a convolution (8 bits) and the bias of a layer
 (32 bits). Both are added here too, so that a difference means an error and not a choice.
@@ -25,10 +25,10 @@ OUTPUT_BITS = 8
 
 @dataclass(frozen=True)
 class Additions:
-    """What an export puts on a grid beyond training."""
+    """The quantizers that an export adds to those of the training."""
 
     outputs: Mapping[str, Grid] = field(default_factory=dict)
-    """Output grids of convolutions."""
+    """{layer: output grid}."""
     biases: tuple[str, ...] = ()
     """Layers whose bias is rounded to (input step · weight step)."""
 
@@ -38,11 +38,7 @@ class Additions:
 
 
 class _Output(nn.Module):
-    """Q on a fixed grid."""
-
-    step: Tensor
-    low: Tensor
-    high: Tensor
+    """A quantizer on a fixed grid."""
 
     def __init__(self, grid: Grid) -> None:
         super().__init__()
@@ -50,11 +46,11 @@ class _Output(nn.Module):
             self.register_buffer(name, value)
 
     def forward(self, x: Tensor) -> Tensor:
-        return quantize(x, Grid(self.step, self.low, self.high))
+        return quantize(x, Grid(*self.buffers()))
 
 
 class _Tap(nn.Module):
-    """Remembers the range of what passes."""
+    """A recorder of the range of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,8 +62,8 @@ class _Tap(nn.Module):
 
 
 def reference(subject: Subject, width: Width, added: Additions = Additions()) -> nn.Module:
-    """The model with Q at `width` on all its sites, and with what was added."""
-    model = prepare(subject.model, rounding, rounding, subject.sites).eval()
+    """Return the model with Q at `width` on all its sites, and with the additions of an export."""
+    model = prepare(subject.model, rounding, rounding, subject.evaluator.sites).eval()
     for site, quantizer in quantizers(model).items():
         if subject.bits(site, width) != FLOAT:
             quantizer.step, quantizer.low, quantizer.high = (t.clone() for t in subject.grid(site, width))
@@ -81,7 +77,7 @@ def reference(subject: Subject, width: Width, added: Additions = Additions()) ->
 
 
 def _followed(model: nn.Module, after: Mapping[str, nn.Module]) -> nn.Module:
-    """The model with a module after each named layer, wherever that layer is used."""
+    """Put a module after each named layer, wherever that layer is used."""
     layers = {id(model.get_submodule(name)): new for name, new in after.items()}
     if id(model) in layers:
         return nn.Sequential(model, layers[id(model)])
@@ -94,7 +90,7 @@ def _followed(model: nn.Module, after: Mapping[str, nn.Module]) -> nn.Module:
 
 @torch.no_grad()
 def output_grids(subject: Subject, width: Width, layers: list[str]) -> dict[str, Grid]:
-    """Grids that cover what these layers put out at `width` on training images."""
+    """Find grids that cover the outputs of layers at `width` on training images."""
     taps = {layer: _Tap() for layer in layers}
     _followed(reference(subject, width), taps)(subject.images)
     low, high = limits(torch.tensor(OUTPUT_BITS), "full")
@@ -104,7 +100,7 @@ def output_grids(subject: Subject, width: Width, layers: list[str]) -> dict[str,
 
 @torch.no_grad()
 def outputs(model: nn.Module, subject: Subject, dtype: torch.dtype = torch.float32) -> Tensor:
-    """What the model says of the whole test set; float64 is the control for differences by rounding alone."""
+    """Return the model's outputs on the test set; float64 is the control for differences by rounding alone."""
     model = copy.deepcopy(model).to(dtype)
     x, size = subject.data.test.x, subject.evaluator.batch_size
     parts = [model(subject.data.pipeline(x[i:i + size]).to(dtype)) for i in range(0, len(x), size)]
@@ -112,10 +108,10 @@ def outputs(model: nn.Module, subject: Subject, dtype: torch.dtype = torch.float
 
 
 def metric(subject: Subject, result: Tensor) -> float:
-    """The run's metric over the whole test set."""
+    """Return the run's metric over the test set."""
     return float(subject.evaluator.metric(result, subject.data.test.y).double().mean())
 
 
-def agreement(one: Tensor, other: Tensor) -> float:
-    """The share of examples on which the largest output is the same."""
-    return float((one.argmax(1) == other.argmax(1)).double().mean())
+def agreement(left: Tensor, right: Tensor) -> float:
+    """Return the share of examples with the same largest output."""
+    return float((left.argmax(1) == right.argmax(1)).double().mean())

@@ -1,7 +1,8 @@
-"""What an export tells: export.json, the model card, and the tables of the command line."""
+"""Reports of an export: export.json, the model card, and the tables of the command line."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -21,16 +22,15 @@ Artifacts = Mapping[tuple[str, Runtime], Artifact]
 Table = tuple[list[str], list[list[str]]]
 
 
-def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None,
-                 costs: Mapping[str, Cost]) -> dict[str, Any]:
-    """Write export.json and the model card; returns the former."""
-    subject, every = exporter.subject, list(artifacts.values())
+def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, costs: Mapping[str, Cost]) -> dict[str, Any]:
+    """Write export.json and the model card; return the former."""
+    subject, exported = exporter.subject, list(artifacts.values())
     full = metric(subject, outputs(reference(subject, Width(FLOAT, FLOAT)), subject))
     report: dict[str, Any] = {
         "metric": getattr(subject.evaluator.metric, "__name__", "metric"), "full_precision": full,
         "steps": subject.steps, "test_examples": len(subject.data.test),
         "options": {**asdict(exporter.options), "signed": exporter.options.signed},
-        "artifacts": [_plain(a) for a in every],
+        "artifacts": [{**asdict(a), "verdict": a.verdict._asdict(), "rejected": a.rejected} for a in exported],
         "environment": {**environment(), "onnxruntime": version("onnxruntime"), "executorch": version("executorch")}}
     if fleet is not None:
         report["fleet"] = {"devices": [asdict(d) for d in fleet.device], "expected": expected(fleet, artifacts)}
@@ -38,18 +38,14 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None,
         report["bench"] = {file: asdict(cost) for file, cost in costs.items()}
     with writing(exporter.folder / "export.json", WHERE):
         write_json(exporter.folder / "export.json", report)
-        write_bytes(exporter.folder / "README.md", model_card(subject, every, exporter.options.licence).encode())
+        write_bytes(exporter.folder / "README.md", model_card(subject, exported, exporter.options.licence).encode())
     return report
 
 
 def refuse(artifacts: Sequence[Artifact]) -> None:
-    """An error that names the artifacts which do not compute what was evaluated."""
+    """Raise an error if artifacts were rejected, with the reasons."""
     if problems := [f"{a.file}: {a.verdict.problem}" for a in artifacts if a.rejected]:
         raise Rejected("; ".join(problems))
-
-
-def _plain(artifact: Artifact) -> dict[str, Any]:
-    return {**asdict(artifact), "verdict": artifact.verdict._asdict(), "rejected": artifact.rejected}
 
 
 def _ms(artifact: Artifact) -> str:
@@ -57,7 +53,7 @@ def _ms(artifact: Artifact) -> str:
 
 
 def artifact_rows(artifacts: Sequence[Artifact], metric: str) -> Table:
-    """One row per artifact."""
+    """Return a table with one row per artifact."""
     rows = [[a.file, f"{a.bytes:,}", f"{a.fp32_bytes / a.bytes:.1f}×", f"{a.verdict.artifact:.2f}",
              f"{a.verdict.evaluation:.2f}", f"{a.verdict.agreement:.4f}", _ms(a),
              ", ".join(f"{n} {kind}" for kind, n in a.kernels.items()) or "float"]
@@ -66,7 +62,7 @@ def artifact_rows(artifacts: Sequence[Artifact], metric: str) -> Table:
 
 
 def fleet_rows(fleet: Fleet, artifacts: Artifacts, metric: str) -> Table:
-    """One row per class of devices."""
+    """Return a table with one row per class of devices."""
     rows = []
     for device in fleet.device:
         a = artifacts[str(Width.parse(device.width)), device.runtime]
@@ -76,14 +72,10 @@ def fleet_rows(fleet: Fleet, artifacts: Artifacts, metric: str) -> Table:
 
 
 def cost_rows(costs: Mapping[str, Cost]) -> Table:
-    """Load time, latency and memory, the float model first; '×' is how many times faster than that."""
-    sizes = list(next(iter(costs.values())).batches)
-    columns = ["file", "load ms", *(f"batch {n}: {what}" for n in sizes for what in ("median", "p95", "×")), "peak MiB"]
-    base, rows = next(iter(costs.values())), []
+    """Return load time, latency and memory, the float model first; '×' is the speed relative to it."""
+    base, rows = next(iter(costs.values())).batches, []
     for file, cost in costs.items():
-        row = [file, f"{cost.load_ms:.1f}"]
-        for n in sizes:
-            found = cost.batches[n]
-            row += [f"{found.median:.2f}", f"{found.p95:.2f}", f"{base.batches[n].median / found.median:.2f}"]
-        rows.append([*row, f"{cost.peak_mib:.1f}"])
-    return columns, rows
+        latencies = [[f"{spent.median:.2f}", f"{spent.p95:.2f}", f"{base[size].median / spent.median:.2f}"]
+                     for size, spent in cost.batches.items()]
+        rows.append([file, f"{cost.load_ms:.1f}", *itertools.chain(*latencies), f"{cost.peak_mib:.1f}"])
+    return ["file", "load ms", *(f"batch {n}: {key}" for n in base for key in ("median", "p95", "×")), "peak MiB"], rows

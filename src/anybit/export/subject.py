@@ -1,4 +1,4 @@
-"""What is exported: a trained model, the steps it is quantized by, and the data on which artifacts are verified."""
+"""The subject of an export: a trained model, its step sizes, and the data on which artifacts are verified."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from anybit.files.reading import read_json
 from anybit.quant.calibrate import activation_table
 from anybit.quant.grid import FLOAT, Grid, Width, codes
 from anybit.quant.modules import Quantizer
-from anybit.quant.ranges import ActivationRule, StepTable
-from anybit.quant.sites import SiteOptions, prepare, quantizers
+from anybit.quant.ranges import StepTable
+from anybit.quant.sites import prepare, quantizers
 from anybit.training.evaluation import Evaluator, build_evaluator
 from anybit.training.machine import computing
 from anybit.training.run import Run
@@ -43,21 +43,17 @@ class QuantizedWeight:
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained model with its steps, on the CPU and in evaluation mode."""
+    """A trained model with its step sizes, on the CPU and in evaluation mode."""
 
     model: nn.Module
     evaluator: Evaluator
     table: StepTable
     steps: str
-    """Where the steps come from, in words."""
+    """The source of the step sizes, in words."""
     title: str
     config: Config | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
-    """What it was trained with."""
-
-    @property
-    def sites(self) -> SiteOptions:
-        return self.evaluator.sites
+    """The environment of the training."""
 
     @property
     def data(self) -> Data:
@@ -68,18 +64,14 @@ class Subject:
         """Training images, as the model sees them."""
         return self.evaluator.images
 
-    @property
-    def activation_rule(self) -> ActivationRule:
-        return self.evaluator.ranges.activations
-
     def w(self) -> dict[str, Tensor]:
-        """The parameters by name."""
+        """Return the parameters by name."""
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
     @cached_property
     def quantizers(self) -> dict[str, Quantizer]:
         """All sites by name."""
-        return quantizers(prepare(self.model, options=self.sites))
+        return quantizers(prepare(self.model, options=self.evaluator.sites))
 
     def bits(self, site: str, width: Width) -> int:
         """Return the bits of a site at a width: 32 where it is not quantized."""
@@ -101,28 +93,26 @@ class Subject:
         """Return {parameter: its integers} of every weight that `width` quantizes."""
         out, w = {}, self.w()
         for name in (f"{layer}.weight" for layer in self.layers):
-            bits = self.bits(f"{name}_quantizer", width)
-            if bits != FLOAT:
+            if (bits := self.bits(f"{name}_quantizer", width)) != FLOAT:
                 grid = self.grid(f"{name}_quantizer", width)
                 out[name] = QuantizedWeight(codes(w[name], grid).numpy().astype(np.uint8), grid.step, int(grid.low), bits)
         return out
 
     def untrained(self, width: Width) -> str:
-        """Why the model was not trained for a width; empty if it was."""
+        """Return a warning if the model was not trained for a width; empty if it was."""
         variant = self.evaluator.variant
-        trained = ", ".join(str(Width.of(variant.sites, b)) for b in variant.bits)
-        sites = {"W": width.weights, "A": width.activations}
-        quantized = {kind: bits for kind, bits in sites.items() if bits != FLOAT}
-        if not quantized or all(kind in variant.sites and bits in variant.bits for kind, bits in quantized.items()):
+        if all(bits == FLOAT or (kind in variant.sites and bits in variant.bits)
+               for kind, bits in (("W", width.weights), ("A", width.activations))):
             return ""
+        trained = ", ".join(str(Width.of(variant.sites, b)) for b in variant.bits)
         return f"{width} was not trained for (variant '{variant.name}' trains at {trained})"
 
 
 def from_run(run: Run, steps: StepRule | None = None, calibrate: bool = False, activations: bool = True) -> Subject:
-    """The subject of a finished run, with the run's own step rule unless `steps` says otherwise.
+    """Make the subject of a finished run, with the run's own step rule unless `steps` names another.
 
-    activations: whether a width that quantizes them is wanted. A run that trained weights only has its activation steps
-    measured on its training images, by the rule of its config; `calibrate` does so for any run.
+    activations: True if a width quantizes them. A run that trained only weights has its activation step sizes measured on
+    its training images, by the rule of its config; `calibrate` does so for any run.
     """
     run.folder.evaluation()
     evaluator = _evaluator(run.task(), run.config, run.model())
@@ -144,19 +134,17 @@ def from_fitted(model: nn.Module, steps: StepTable, task: Task, config: Config, 
 
 
 def _environment(folder: RunFolder) -> Mapping[str, Any]:
-    """What the run says of its training; nothing if it does not say."""
     path = folder.file("environment.json")
-    found = read_json(path) if path.exists() else {}
-    return found if isinstance(found, dict) else {}
+    stored = read_json(path) if path.exists() else {}
+    return stored if isinstance(stored, dict) else {}
 
 
 def _evaluator(task: Task, config: Config, model: nn.Module) -> Evaluator:
-    """Make the evaluator of the trained model, on the CPU."""
     return build_evaluator(replace(task, model=model.eval()).to(torch.device("cpu")), config)
 
 
 def _trained_activations(evaluator: Evaluator, rule: StepRule) -> bool:
-    """Whether the training had steps for activations, and the rule keeps them."""
+    """Return True if the training had step sizes for activations and the rule keeps them."""
     return "A" in evaluator.variant.sites and rule in ("table", "rule")
 
 
@@ -168,13 +156,13 @@ def _subject(evaluator: Evaluator, config: Config, known: StepTable, rule: StepR
     text = words.get(rule, f"estimated from the trained model ({rule})")
     if measured:
         with computing(config):
-            found = activation_table(evaluator.model, config.sites, w, evaluator.images, config.ranges.activations)
-        table, text = table.merged(found), f"{text}; activations measured on {len(evaluator.images)} training images"
+            calibrated = activation_table(evaluator.model, config.sites, w, evaluator.images, config.ranges.activations)
+        table, text = table.merged(calibrated), f"{text}; activations measured on {len(evaluator.images)} training images"
     return Subject(evaluator.model, evaluator, table, text, title, config)
 
 
 def _check_activation_steps(run: Run, evaluator: Evaluator) -> None:
-    """The steps at which activations were trained must be there."""
+    """Raise an error if step sizes at which activations were trained are missing."""
     stored = run.folder.steps()
     sites = quantizers(prepare(evaluator.model, options=evaluator.sites), "activations")
     missing = [site for site in sites if not isinstance(stored, Mapping) or site not in stored]
@@ -184,7 +172,7 @@ def _check_activation_steps(run: Run, evaluator: Evaluator) -> None:
 
 
 def check_width(width: Width) -> Width:
-    """A width that an artifact can have."""
+    """Return the width if an artifact can have it."""
     if width.weights == FLOAT and width.activations != FLOAT:
         raise ConfigError(f"width {width}: with weights in full precision an artifact is neither smaller nor faster; "
                           f"write W8A{width.activations}")

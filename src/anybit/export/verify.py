@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anybit.export.extras import need
 from anybit.export.graph import DEFAULT_OPSET
@@ -23,24 +23,23 @@ TOLERANCE = 0.5
 
 
 class Verdict(NamedTuple):
-    """What was measured, and what is wrong (empty: nothing)."""
+    """The measurements of an artifact, and its problem (empty: none)."""
 
     evaluation: float
     """The metric of the fake-quant model as in training."""
     reference: float
-    """… with what the export added."""
+    """The metric of the fake-quant model with the additions of the export."""
     artifact: float
-    """… of the artifact in its runtime."""
+    """The metric of the artifact in its runtime."""
     agreement: float
     """The share of the test set on which artifact and reference choose the same class."""
     control: float
-    """The same share between the reference in float32 and in float64: what rounding alone changes."""
+    """The same share between the reference in float32 and in float64: the effect of rounding alone."""
     problem: str
 
 
-def verdict(subject: Subject, plain: torch.nn.Module, reference: torch.nn.Module, result: Tensor,
-            problem: str = "") -> Verdict:
-    """Compare what an artifact put out on the test set with the fake-quant models."""
+def verdict(subject: Subject, plain: nn.Module, reference: nn.Module, result: Tensor, problem: str = "") -> Verdict:
+    """Compare the outputs of an artifact on the test set with those of the fake-quant models."""
     expected = outputs(reference, subject)
     evaluated = metric(subject, outputs(plain, subject))
     wanted, measured = metric(subject, expected), metric(subject, result)
@@ -51,7 +50,7 @@ def verdict(subject: Subject, plain: torch.nn.Module, reference: torch.nn.Module
 
 
 def session(path: Path, threads: int = 1, optimized: Path | None = None) -> Any:
-    """An ONNX Runtime session on the CPU."""
+    """Open an ONNX Runtime session on the CPU."""
     runtime = need("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = threads, 1, 3
@@ -62,33 +61,28 @@ def session(path: Path, threads: int = 1, optimized: Path | None = None) -> Any:
 
 @functools.cache
 def int8_is_exact() -> bool:
-    """Whether this machine's ONNX Runtime multiplies uint8 by int8 without loss.
+    """Return True if this machine's ONNX Runtime multiplies uint8 by int8 without loss.
 
     x86 processors without VNNI add two products in 16 bits: 255·127 twice is more than 32,767 and is cut off there.
     """
-    onnx, rows, inner, columns = need("onnx"), 4, 64, 16
-    kinds = onnx.TensorProto
-    info = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("MatMulInteger", ["x", "w"], ["y"])], "products",
-        [info("x", kinds.UINT8, (rows, inner)), info("w", kinds.INT8, (inner, columns))],
-        [info("y", kinds.INT32, (rows, columns))])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", DEFAULT_OPSET)], ir_version=10)
-    running = need("onnxruntime").InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    sums = running.run(None, {"x": np.full((rows, inner), 255, np.uint8), "w": np.full((inner, columns), 127, np.int8)})[0]
-    return bool((sums == 255 * 127 * inner).all())
+    model = need("onnx").parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": {DEFAULT_OPSET}]> '
+        "products (uint8[4,64] x, int8[64,16] w) => (int32[4,16] y) { y = MatMulInteger(x, w) }")
+    runner = need("onnxruntime").InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    sums = runner.run(None, {"x": np.full((4, 64), 255, np.uint8), "w": np.full((64, 16), 127, np.int8)})[0]
+    return bool((sums == 255 * 127 * 64).all())
 
 
 def onnx_outputs(path: Path, subject: Subject) -> Tensor:
-    """What the artifact says of the whole test set."""
-    running, size = session(path), subject.evaluator.batch_size
-    name, x = running.get_inputs()[0].name, subject.data.test.x
-    parts = [running.run(None, {name: subject.data.pipeline(x[i:i + size]).numpy()})[0] for i in range(0, len(x), size)]
+    """Return the artifact's outputs on the test set."""
+    runner, size = session(path), subject.evaluator.batch_size
+    name, x = runner.get_inputs()[0].name, subject.data.test.x
+    parts = [runner.run(None, {name: subject.data.pipeline(x[i:i + size]).numpy()})[0] for i in range(0, len(x), size)]
     return torch.cat([torch.from_numpy(part) for part in parts])
 
 
 def kernels(path: Path) -> Counter[str]:
-    """The nodes of the graph that the runtime really executes."""
+    """Count the nodes of the graph that the runtime executes, by kind."""
     onnx = need("onnx")
     with tempfile.TemporaryDirectory() as folder:
         optimized = Path(folder) / "optimized.onnx"
@@ -96,11 +90,9 @@ def kernels(path: Path) -> Counter[str]:
         return Counter(node.op_type for node in onnx.load(optimized).graph.node)
 
 
-def missing_kernels(found: Mapping[str, int], promised: Mapping[str, int]) -> str:
-    """What the optimized graph lacks; empty if it holds everything that was promised."""
-    def count(kind: str) -> int:
-        return found.get(kind, 0) + found.get(f"{kind}ToFloat", 0)
-
-    lacking = [f"the optimized graph holds {count(kind)} {kind} instead of {number}"
-               for kind, number in promised.items() if count(kind) < number]
-    return "; ".join(lacking + ["the runtime unpacks weights at every call"] * ("BitShift" in found))
+def missing_kernels(executed: Mapping[str, int], promised: Mapping[str, int]) -> str:
+    """Describe the promised kernels that the optimized graph lacks; empty if it has them all."""
+    counts = {kind: executed.get(kind, 0) + executed.get(f"{kind}ToFloat", 0) for kind in promised}
+    lacking = [f"the optimized graph holds {counts[kind]} {kind} instead of {number}"
+               for kind, number in promised.items() if counts[kind] < number]
+    return "; ".join(lacking + ["the runtime unpacks weights at every call"] * ("BitShift" in executed))

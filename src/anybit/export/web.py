@@ -1,6 +1,6 @@
 """The artifacts in a browser: a static folder with a page, onnxruntime-web and a sample of the test set.
 
-onnxruntime-web comes from its npm package, fetched by the user's own npm when a page is asked for.
+The user's own npm fetches onnxruntime-web.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ PAGE = ("index.html", "page.css", "page.js")
 
 
 def write_web(exporter: Exporter, artifacts: Sequence[Artifact]) -> Path:
-    """Write `web/` beside the artifacts; returns the folder."""
+    """Write `web/` beside the artifacts and return the folder."""
     shown = [a for a in artifacts if a.runtime == "onnx" and not a.rejected]
     data = exporter.subject.data
     if not shown:
-        raise ConfigError("--web shows ONNX artifacts, and there is none: add --runtime onnx")
+        raise ConfigError("--web shows ONNX artifacts, but there is none: add --runtime onnx")
     if data.test.x.dim() != 4 or exporter.subject.images.shape[1] not in (1, 3):
         raise ConfigError("--web draws images of 1 or 3 channels, but the inputs have shape "
                           f"{tuple(exporter.subject.images.shape[1:])}")
@@ -49,27 +49,25 @@ def write_web(exporter: Exporter, artifacts: Sequence[Artifact]) -> Path:
 
 
 def _write_samples(folder: Path, exporter: Exporter, artifacts: Sequence[Artifact]) -> None:
-    """samples.bin: what the model sees, as float32; samples.json: all the page needs to know."""
+    """Write samples.bin, the model's inputs as float32, and samples.json, the facts for the page."""
     subject, pipeline = exporter.subject, exporter.subject.data.pipeline
     x = pipeline(subject.data.test.x[:SAMPLES]).numpy()
     write_bytes(folder / "samples.bin", np.ascontiguousarray(x, "<f4").tobytes())
-    channels = x.shape[1]
     models = [{"file": a.file, "width": a.width, "bytes": a.bytes, "metric": a.verdict.artifact} for a in artifacts]
     write_json(folder / "samples.json", {
         "title": subject.title, "models": models, "fp32_bytes": exporter.fp32.stat().st_size,
-        "shape": list(x.shape[1:]), "mean": list(pipeline.mean or [0.0] * channels),
-        "std": list(pipeline.std or [1.0] * channels),
+        "shape": list(x.shape[1:]), "mean": list(pipeline.mean or [0.0] * x.shape[1]),
+        "std": list(pipeline.std or [1.0] * x.shape[1]),
         "classes": list(subject.data.class_names), "labels": subject.data.test.y[:SAMPLES].tolist()})
 
 
 def fetch_runtime() -> dict[str, bytes]:
-    """The files of onnxruntime-web that the page loads, from the npm package."""
+    """Fetch the files of onnxruntime-web for the page from its npm package."""
     npm = shutil.which("npm")
     if npm is None:
         raise ConfigError(f"--web fetches {PACKAGE} with npm, which is not installed: install Node.js")
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([npm, "pack", PACKAGE, "--silent"], cwd=folder, capture_output=True, text=True,
-                              check=False)
+        done = subprocess.run([npm, "pack", PACKAGE, "--silent"], cwd=folder, capture_output=True, text=True, check=False)
         archives = list(Path(folder).glob("*.tgz"))
         if done.returncode or not archives:
             last = (done.stderr.strip().splitlines() or ["no output"])[-1]
@@ -79,10 +77,7 @@ def fetch_runtime() -> dict[str, bytes]:
 
 
 def _member(archive: tarfile.TarFile, name: str) -> bytes:
-    try:
-        file = archive.extractfile(name)
-    except KeyError:
-        file = None
+    file = archive.extractfile(name) if name in archive.getnames() else None
     if file is None:
         raise RunError(f"{PACKAGE} has no {name}")
     return file.read()

@@ -1,4 +1,4 @@
-"""The cohort of a round: who takes part, at which width, and on which batches."""
+"""The cohort of a round: its clients, their widths and their batches."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from torch.utils import _pytree as pytree
 
 from anybit.quant.grid import Width
 from anybit.randomness import generator, key
+from anybit.tensors import moved, picked
 
 
 class Batch(NamedTuple):
-    """ξ: one mini-batch of one client. Padding rows have rows = 0; a padded step has real = 0 and changes nothing."""
+    """ξ: one mini-batch of one client. Padding rows have rows = 0; a padded local step has real = 0 and changes nothing."""
 
     index: Tensor  # type: ignore[assignment]
     rows: Tensor
@@ -28,31 +29,31 @@ class Batch(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Consecutive steps in which the same clients still have batches: a block of the cohort almost without padding."""
+    """Consecutive local steps in which the same clients have batches: a block of the cohort almost without padding."""
 
     clients: tuple[int, ...]
     """Positions in the cohort."""
     local_steps: range
     rows: int
-    """The largest batch in the block."""
+    """Size of the largest batch in the block."""
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients of one round; tensors have the client as first dimension, batches (client, step, row)."""
+    """The clients of one round; index and rows are (client, local step, row), other tensors have the client first."""
 
     round: int
     clients: tuple[int, ...]
     widths: tuple[Width, ...]
     examples: tuple[int, ...]
-    """How many examples each client has."""
+    """Number of examples of each client."""
     width_bits: Tensor
     index: Tensor
     rows: Tensor
     keys: Tensor
 
     def part(self, clients: slice, padded: bool = False) -> Cohort:
-        """Some of the clients, padded to the longest of them, or (padded) of the whole cohort."""
+        """Return a part of the clients, padded to the longest of them, or (padded) of the whole cohort."""
         steps = self.local_steps if padded else int((self.counts[clients] > 0).sum(1).max())
         rows = self.rows.shape[2] if padded else int(self.counts[clients].max())
         return Cohort(self.round, self.clients[clients], self.widths[clients], self.examples[clients],
@@ -60,26 +61,22 @@ class Cohort:
                       self.keys[clients])
 
     def chosen(self, clients: Sequence[int]) -> Cohort:
-        """The clients at these positions, padded to the longest of them."""
-        each = torch.tensor(clients, device=self.index.device)
-        every = Cohort(self.round, tuple(self.clients[i] for i in clients), tuple(self.widths[i] for i in clients),
-                       tuple(self.examples[i] for i in clients), self.width_bits[each], self.index[each],
-                       self.rows[each], self.keys[each])
-        return every.part(slice(0, len(clients)))
+        """Return the clients at these positions, padded to the longest of them."""
+        cohort = replace(picked(self, torch.tensor(clients, device=self.index.device)),
+                         clients=tuple(self.clients[i] for i in clients), widths=tuple(self.widths[i] for i in clients),
+                         examples=tuple(self.examples[i] for i in clients))
+        return cohort.part(slice(0, len(clients)))
 
     def to(self, device: torch.device) -> Cohort:
-        if self.index.device == device:
-            return self
-        return replace(self, width_bits=self.width_bits.to(device), index=self.index.to(device), rows=self.rows.to(device),
-                       keys=self.keys.to(device))
+        return self if self.index.device == device else moved(self, device)
 
     @property
     def local_steps(self) -> int:
-        """How many local steps the longest client takes."""
+        """Local steps of the longest client."""
         return self.index.shape[1]
 
     def batches(self, client: int) -> list[Batch]:
-        """The batches of one client, as it would see them alone: no padding."""
+        """Return the batches of one client without padding."""
         out = []
         for k in range(self.local_steps):
             n = int(self.rows[client, k].sum())
@@ -89,7 +86,7 @@ class Cohort:
         return out
 
     def stacked_batch(self, k: int, clients: Tensor | None = None, rows: int | None = None) -> Batch:
-        """Step k of all clients (or of those at these positions) at once, padded (to this many rows)."""
+        """Return the batches of local step k of all clients (or of those at these positions), padded (to `rows`)."""
         index, real, keys = self.index[:, k, :rows], self.rows[:, k, :rows], self.keys
         if clients is not None:
             index, real, keys = index[clients], real[clients], keys[clients]
@@ -97,12 +94,11 @@ class Cohort:
 
     @cached_property
     def counts(self) -> np.ndarray:
-        """Real rows per (client, step), on the host."""
-        counts: np.ndarray = self.rows.sum(2).cpu().numpy().astype(np.int64)
-        return counts
+        """Real rows per (client, local step), on the host."""
+        return self.rows.sum(2).cpu().numpy().astype(np.int64)
 
     def segments(self) -> list[Segment]:
-        """The cohort without the steps that short clients do not have: cut wherever a client runs out of batches."""
+        """Return the cohort cut wherever a client runs out of batches, without the local steps that it does not have."""
         length = (self.counts > 0).sum(1)
         ends = np.unique(length)
         out = []
@@ -112,7 +108,7 @@ class Cohort:
         return out
 
     def padding_share(self, segmented: bool = True) -> float:
-        """Which fraction of the samples that the stacked engine computes is padding; or would be without segments."""
+        """Return the share of padding in the samples that the stacked engine computes, with or without segments."""
         blocks = sum(len(s.clients) * len(s.local_steps) * s.rows for s in self.segments())
         return 1 - float(self.counts.sum()) / (blocks if segmented else self.rows.numel())
 
@@ -121,7 +117,7 @@ class Cohort:
 
 
 def join(cohorts: Sequence[Cohort]) -> Cohort:
-    """The clients of several cohorts, one cohort after another, padded to the longest."""
+    """Join the clients of several cohorts, one cohort after another, padded to the longest."""
     steps, rows = max(c.local_steps for c in cohorts), max(c.rows.shape[2] for c in cohorts)
 
     def padded(tensor: Tensor) -> Tensor:
@@ -139,25 +135,25 @@ pytree.register_pytree_node(
 
 
 def sample_clients(seed: int, round: int, clients: int, size: int) -> tuple[int, ...]:
-    """S_t: `size` of the clients, uniformly without replacement."""
+    """Draw S_t: `size` of the clients, uniformly without replacement."""
     return tuple(int(i) for i in generator(seed, "cohort", round).choice(clients, size, replace=False))
 
 
 def build_cohort(seed: int, round: int, clients: Sequence[int], widths: Sequence[Width],
                  split: Sequence[np.ndarray] | Mapping[int, np.ndarray], batch_size: int, epochs: int) -> Cohort:
-    """Draw every client's batch order and lay the batches out as (client, step, row), padded to the longest client.
+    """Draw every client's batch order and lay the batches out as (client, local step, row), padded to the longest client.
 
-    On the host, where it can be done while a device is busy with the round before.
+    On the host, while the device is busy with the round before.
     """
     longest = max(len(split[client]) for client in clients)
     most = min(batch_size, longest)
     shape = (len(clients), epochs, -(-longest // most), most)
     index, rows = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
     for i, client in enumerate(clients):
-        draw, own = generator(seed, "order", round, client), split[client]
+        draw, examples = generator(seed, "order", round, client), split[client]
         for epoch in range(epochs):
-            index[i, epoch].reshape(-1)[:len(own)] = own[draw.permutation(len(own))]
-            rows[i, epoch].reshape(-1)[:len(own)] = 1
+            index[i, epoch].reshape(-1)[:len(examples)] = examples[draw.permutation(len(examples))]
+            rows[i, epoch].reshape(-1)[:len(examples)] = 1
     keys = [key(seed, "client", round, client) for client in clients]
     index, rows = _without_gaps(index, rows) if epochs > 1 else (index[:, 0], rows[:, 0])
     return Cohort(round, tuple(clients), tuple(widths), tuple(len(split[c]) for c in clients), torch.tensor(widths),
@@ -165,7 +161,7 @@ def build_cohort(seed: int, round: int, clients: Sequence[int], widths: Sequence
 
 
 def _without_gaps(index: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(client, epoch, step, row) → (client, step, row): a short client's next epoch follows at once, its padding last."""
+    """Turn (client, epoch, step, row) into (client, step, row): a short client's epochs join, its padding comes last."""
     clients, epochs, steps, most = index.shape
     index, rows = index.reshape(clients, epochs * steps, most), rows.reshape(clients, epochs * steps, most)
     order = np.argsort(rows[:, :, 0] == 0, 1, kind="stable")[:, :, None]

@@ -1,4 +1,4 @@
-"""The client's loss: what a variant makes of the user's model, data and loss function."""
+"""The client's loss f*, from a variant and the user's model, data and loss function."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExample,
                 step_scale: Tensors, bf16: bool = False) -> Loss:
-    """Make f*(w; ξ) at a width: mean loss over the real rows of the batch with quantized tensors, plus the penalties.
+    """Make f*(w; ξ) at a width: the mean loss over the real rows of the batch with quantized tensors, plus penalties.
 
     With bf16, layers compute in bfloat16 (autocast); weights, their quantization and the loss stay in float32.
     """
@@ -52,7 +52,7 @@ def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExam
 
 def client_loss_alone(model: SingleClientModel, variant: Variant, data: Data, loss: PerExample, step_scale: Tensors,
                       bf16: bool = False) -> Callable[[Given, Tensor], BoundLoss]:
-    """Make the same for one client outside any transform, which is cheaper: (given, width) → its f*(w; ξ)."""
+    """Make the same for one client outside vmap, at less cost: (given, width) → its f*(w; ξ)."""
     def bound(given: Given, width: Tensor) -> BoundLoss:
         at_width = model.at(Width(*width.tolist()), given.step_sizes, step_scale)
 
@@ -67,7 +67,7 @@ def client_loss_alone(model: SingleClientModel, variant: Variant, data: Data, lo
 
 
 Forward = Callable[[Tensors, Tensor], tuple[Tensor, dict[str, Tensor]]]
-"""(step sizes, inputs) → (outputs, what the observers saw)."""
+"""(step sizes, inputs) → (outputs, statistics of the observers)."""
 
 
 def _objective(parameter_of: Mapping[str, str], variant: Variant, data: Data, loss: PerExample, step_scale: Tensors,
@@ -78,11 +78,11 @@ def _objective(parameter_of: Mapping[str, str], variant: Variant, data: Data, lo
         inputs = data.pipeline.augmented(data.train.x[xi.index], xi.key, xi.local_step)
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
             outputs, watched = forward(step_sizes, inputs)
-        each = loss(outputs.float() if bf16 else outputs, data.train.y[xi.index])
-        if each.shape != xi.rows.shape:
+        losses = loss(outputs.float() if bf16 else outputs, data.train.y[xi.index])
+        if losses.shape != xi.rows.shape:
             raise ConfigError(f"loss must return one value per example, shape {tuple(xi.rows.shape)}, but returned "
-                              f"{tuple(each.shape)}: use reduction='none'")
-        mean = (each * xi.rows).sum() / xi.rows.sum().clamp_min(1)
+                              f"{tuple(losses.shape)}: use reduction='none'")
+        mean = (losses * xi.rows).sum() / xi.rows.sum().clamp_min(1)
         seen = Weights(w.w, {site: w.w[name] for site, name in parameter_of.items()}, watched)
         penalties = (strength * penalty(seen) for strength, (_, penalty)
                      in zip(given.strengths, variant.penalties, strict=True))
@@ -98,19 +98,16 @@ def strengths(variant: Variant, like: Tensor) -> tuple[Tensor, ...]:
 
 def _learned_steps(w: Trainable, given: Given, scale: Tensors) -> dict[str, Tensor]:
     """Return Δ = Δ_start·exp(s), with the gradient of s = log(Δ/Δ_start) scaled."""
-    out = {}
-    for site, log_step in w.log_steps.by_site().items():
-        now = log_step.detach()
-        out[site] = given.step_sizes[site] * torch.exp(now + scale[site] * (log_step - now))
-    return out
+    return {site: given.step_sizes[site] * torch.exp(s.detach() + scale[site] * (s - s.detach()))
+            for site, s in w.log_steps.by_site().items()}
 
 
 def learned_step_scale(prepared: nn.Module, w: Tensors, features: Mapping[str, Tensor],
                        table: StepTable) -> dict[str, Tensor]:
     """Return g/Δ_start² per site and bit-width, so that at the start s moves as Δ does in LSQ.
 
-    There δΔ = −η·g·∂L/∂Δ with g = 1/√(N·high), N the size of the weight or of one image's activation; with
-    Δ = Δ_start·exp(s) that is δs = −η·(g/Δ²)·∂L/∂s. Δ_start, as 1/Δ² would run away with a step that shrinks.
+    LSQ has δΔ = −η·g·∂L/∂Δ with g = 1/√(N·high), N the size of the weight or of one image's activation; with
+    Δ = Δ_start·exp(s) this is δs = −η·(g/Δ²)·∂L/∂s. Δ_start replaces Δ, as 1/Δ² would explode when Δ shrinks.
     """
     out = {}
     for name, site in quantizers(prepared).items():

@@ -1,4 +1,4 @@
-"""Who takes part in a round, when the hardware of the clients is fixed: uniform, stratified or weighted by width."""
+"""Sampling of the clients of a round: uniform, or by the widths that they have (stratified, weighted)."""
 
 from __future__ import annotations
 
@@ -14,18 +14,15 @@ from anybit.federated.cohort import sample_clients
 from anybit.quant.grid import Width
 from anybit.randomness import generator
 
-WidthsOf = Callable[[Sequence[int]], Sequence[Width]]
-"""Positions of clients → the width each of them has in the round."""
-
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How S_t is drawn. Uniform is the paper's; the others look at the width that each client has in the round."""
+    """Policy that draws S_t. Uniform is the paper's; the others depend on each client's width in the round."""
 
     policy: Literal["uniform", "stratified", "weighted"] = "uniform"
-    """stratified: every width as often as any other · weighted: in proportion to `weights`."""
+    """stratified: all widths equally often · weighted: in proportion to `weights`."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """{width: weight} of the weighted policy, e.g. {W2 = 3}; a width that is not named has weight 1."""
+    """{width: weight} of the weighted policy, e.g. {W2 = 3}; other widths have weight 1."""
 
     def __post_init__(self) -> None:
         for width, weight in self.weights.items():
@@ -33,18 +30,18 @@ class SamplingOptions:
             if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
                 raise ConfigError(f"weights.{width} = {weight!r}: must be a number, 0 or above")
         if bool(self.weights) != (self.policy == "weighted"):
-            raise ConfigError(f"weights = {dict(self.weights)}: policy 'weighted' needs weights by width, and no other does")
+            raise ConfigError(f"weights = {dict(self.weights)}: policy 'weighted' needs weights by width, others take none")
 
 
 def check_cohort(size: int, clients: int) -> None:
-    """A cohort is drawn without replacement."""
+    """Raise if a cohort, which is drawn without replacement, has more places than there are clients."""
     if size > clients:
         raise ConfigError(f"cohort = {size}, but there are only {clients} clients")
 
 
 def sample_cohort(options: SamplingOptions, seed: int, round: int, clients: int, size: int,
-                  widths_of: WidthsOf) -> tuple[int, ...]:
-    """S_t: `size` of the clients without replacement, by the policy."""
+                  widths_of: Callable[[Sequence[int]], Sequence[Width]]) -> tuple[int, ...]:
+    """Draw S_t by the policy: `size` of the clients without replacement; widths_of: positions → widths in the round."""
     if options.policy == "uniform":
         return sample_clients(seed, round, clients, size)
     widths, draw = widths_of(range(clients)), generator(seed, "cohort", round)
@@ -57,13 +54,13 @@ def sample_cohort(options: SamplingOptions, seed: int, round: int, clients: int,
 
 
 def shares(options: SamplingOptions, widths: Sequence[Width]) -> np.ndarray:
-    """The weight of every client; 1 unless the policy is weighted."""
+    """Return the weight of every client; 1 unless the policy is weighted."""
     weights = {Width.parse(name): weight for name, weight in options.weights.items()}
     return np.array([weights.get(width, 1.0) for width in widths])
 
 
 def _stratified(widths: Sequence[Width], size: int, draw: np.random.Generator) -> tuple[int, ...]:
-    """Deal the places of the cohort to the widths in turn, until they (or the clients of a width) run out."""
+    """Give the places of the cohort to the widths in turn, skipping widths without clients left."""
     order = draw.permutation(len(widths))
     waiting = {width: [int(i) for i in order if widths[i] == width] for width in sorted(set(widths))}
     chosen: list[int] = []

@@ -1,7 +1,4 @@
-"""Server optimizers (Reddi et al., Adaptive Federated Optimization): each is init and step, the step count a tensor.
-
-All maximize along the mean delta Δ_t, that is, they treat −Δ_t as the gradient.
-"""
+"""Server optimizers (Reddi et al., Adaptive Federated Optimization), which treat −Δ_t as the gradient."""
 
 from __future__ import annotations
 
@@ -15,22 +12,20 @@ from torch import Tensor
 from anybit.errors import ConfigError
 from anybit.tensors import Tensors
 
-OptimizerName = Literal["sgd", "adam", "adagrad", "yogi"]
-
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """The server's optimizer. Adam with bias correction is what all of the paper's experiments use."""
+    """The server's optimizer. All of the paper's experiments use Adam with bias correction."""
 
-    optimizer: OptimizerName = "adam"
+    optimizer: Literal["sgd", "adam", "adagrad", "yogi"] = "adam"
     lr: float = 1e-3
     eps: float = 1e-8
     beta1: float = 0.9
     beta2: float = 0.999
     mean: Literal["mean", "median", "trimmed"] = "mean"
-    """How deltas are combined: their mean (the paper's), or robustly, each coordinate by its median or trimmed mean."""
+    """Combination of the deltas: their mean (the paper's), or robustly the median or trimmed mean per coordinate."""
     trim: float = 0.2
-    """The share of clients that the trimmed mean leaves out at either end."""
+    """Share of clients that the trimmed mean leaves out at either end."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.trim < 0.5:
@@ -38,7 +33,7 @@ class ServerOptions:
 
 
 class Moments(NamedTuple):
-    """What the adaptive optimizers keep."""
+    """State of the adaptive optimizers."""
 
     m: dict[str, Tensor]
     v: dict[str, Tensor]
@@ -47,7 +42,7 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True)
 class Server:
-    """init(w) → kept; step(kept, w, delta) → (kept, w). What is kept is Moments, or () for SGD."""
+    """An optimizer: init(w) → state; step(state, w, delta) → (state, w). The state is Moments, or () for SGD."""
 
     init: Callable[[Tensors], Any]
     step: Callable[[Any, Tensors, Tensors], tuple[Any, dict[str, Tensor]]]
@@ -56,43 +51,38 @@ class Server:
 def server(options: ServerOptions) -> Server:
     """Make the optimizer that `options` describes."""
     if options.optimizer == "sgd":
-        return Server(lambda w: (), lambda kept, w, delta: ((), {n: w[n] + options.lr * delta[n] for n in w}))
+        return Server(lambda w: (), lambda state, w, delta: ((), {n: w[n] + options.lr * delta[n] for n in w}))
     second = {"adam": _adam, "adagrad": _adagrad, "yogi": _yogi}[options.optimizer]
 
     def init(w: Tensors) -> Moments:
-        device = next(iter(w.values())).device
         m, v = ({n: torch.zeros_like(p) for n, p in w.items()} for _ in "mv")
-        return Moments(m, v, torch.zeros((), dtype=torch.float64, device=device))
+        return Moments(m, v, torch.zeros((), dtype=torch.float64, device=next(iter(w.values())).device))
 
-    def step(kept: Moments, w: Tensors, delta: Tensors) -> tuple[Moments, dict[str, Tensor]]:
-        new, out = Moments({}, {}, kept.count + 1), {}
+    def step(state: Moments, w: Tensors, delta: Tensors) -> tuple[Moments, dict[str, Tensor]]:
+        new, out = Moments({}, {}, state.count + 1), {}
         for n in w:
-            new.m[n] = options.beta1 * kept.m[n] + (1 - options.beta1) * delta[n]
-            new.v[n], m_hat, v_hat = second(options, new.count, new.m[n], kept.v[n], delta[n])
+            new.m[n] = options.beta1 * state.m[n] + (1 - options.beta1) * delta[n]
+            new.v[n], m_hat, v_hat = second(options, new.count, new.m[n], state.v[n], delta[n])
             out[n] = w[n] + options.lr * m_hat / (v_hat.sqrt() + options.eps)
         return new, out
 
     return Server(init, step)
 
 
-Estimates = tuple[Tensor, Tensor, Tensor]
-"""(v, m̂, v̂)."""
-
-
-def _adam(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> Estimates:
-    """v ← β₂v + (1−β₂)Δ², both moments divided by 1 − βᵗ."""
+def _adam(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (v, m̂, v̂) with v ← β₂v + (1−β₂)Δ² and both moments divided by 1 − βᵗ."""
     v = o.beta2 * v + (1 - o.beta2) * delta**2
-    # βᵗ is close to 1 at first: in float32 the difference would be off in the fourth digit.
+    # In float64: βᵗ is close to 1 at first, and in float32 the difference would be off in the fourth digit.
     return v, m / (1 - o.beta1**count).to(m.dtype), v / (1 - o.beta2**count).to(v.dtype)
 
 
-def _adagrad(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> Estimates:
-    """v ← v + Δ²."""
+def _adagrad(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (v, m, v) with v ← v + Δ²."""
     v = v + delta**2
     return v, m, v
 
 
-def _yogi(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> Estimates:
-    """v ← v − (1−β₂)Δ²·sign(v − Δ²)."""
+def _yogi(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (v, m, v) with v ← v − (1−β₂)Δ²·sign(v − Δ²)."""
     v = v - (1 - o.beta2) * delta**2 * torch.sign(v - delta**2)
     return v, m, v

@@ -1,4 +1,4 @@
-"""What the server keeps between rounds, what clients train of it, and what they are given beside it."""
+"""The server's state between rounds, the part of it that clients train, and their constant inputs."""
 
 from __future__ import annotations
 
@@ -25,48 +25,48 @@ class LogSteps(NamedTuple):
 
 
 class Trainable(NamedTuple):
-    """What a client trains, and what its delta consists of."""
+    """Tensors that a client trains; its delta has the same form."""
 
     w: dict[str, Tensor]
     log_steps: LogSteps = LogSteps({}, {})
 
     def named(self) -> dict[str, Tensor]:
-        """Return all tensors under the names that files and messages give them."""
+        """Return all tensors by their names in files and messages."""
         return {**self.w, **{f"log_step/{site}": value for site, value in self.log_steps.by_site().items()}}
 
     def from_names(self, tensors: Tensors) -> Trainable:
-        """Read what `named` wrote, in this one's form and order: sums over parameters must add up as they do elsewhere."""
-        log_steps = (({site: tensors[f"log_step/{site}"] for site in kind}) for kind in self.log_steps)
+        """Return the tensors of `named` in this object's order: sums over parameters depend on it."""
+        log_steps = ({site: tensors[f"log_step/{site}"] for site in kind} for kind in self.log_steps)
         return Trainable({name: tensors[name] for name in self.w}, LogSteps(*log_steps))
 
 
 class Given(NamedTuple):
-    """What a client is given and does not train."""
+    """Inputs of a client that it does not train."""
 
     step_sizes: dict[str, Tensor]
-    """Δ of every site, first dimension BITS; of learned ones Δ_start."""
+    """Δ of every site (Δ_start of learned ones), first dimension BITS."""
     strengths: tuple[Tensor, ...] = ()
     """λ of every penalty."""
 
 
 class State(NamedTuple):
-    """What the server keeps between rounds."""
+    """The server's state between rounds."""
 
     w: dict[str, Tensor]
     log_steps: LogSteps
     optimizer: Any
-    """What the server's optimizer keeps: a tree of its own form."""
+    """State of the server's optimizer: a tree of tensors."""
     average: dict[str, Tensor] = {}  # noqa: RUF012 (never changed: a state is a value)
-    """An average of w over the rounds; empty where none is kept."""
+    """Average of w over the rounds; empty where none is kept."""
 
     @property
     def trainable(self) -> Trainable:
-        """What clients start a round from."""
+        """Start of every client in a round."""
         return Trainable(self.w, self.log_steps)
 
 
 def trainable_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return w: the parameters that clients train, by name."""
+    """Return w, the parameters that clients train, by name; raise if there are none, or if one is not finite."""
     w = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     if bad := next((name for name, p in w.items() if not bool(torch.isfinite(p).all())), None):
         raise ModelError(f"parameter '{bad}' holds NaN or infinity before any training: initialize the model anew")
@@ -76,7 +76,7 @@ def trainable_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def unlearned(prepared: nn.Module, table: StepTable) -> LogSteps:
-    """Return log(Δ/Δ_start) = 0 of every site that training transforms."""
+    """Return log(Δ/Δ_start) = 0 for every site that training transforms."""
     def zeros(kind: Any) -> dict[str, Tensor]:
         return {name: torch.zeros_like(table.steps[name]) for name, site in sorted(quantizers(prepared, kind).items())
                 if site.transform is not None}
@@ -84,5 +84,5 @@ def unlearned(prepared: nn.Module, table: StepTable) -> LogSteps:
 
 
 def learned_table(table: StepTable, log_steps: Tensors) -> StepTable:
-    """Return the table with learned step sizes Δ_start·exp(log(Δ/Δ_start)) in it."""
+    """Return the table with the learned step sizes Δ = Δ_start·exp(log(Δ/Δ_start))."""
     return table.merged(StepTable({site: table.steps[site] * value.exp() for site, value in log_steps.items()}))

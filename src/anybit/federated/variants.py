@@ -1,8 +1,6 @@
-"""How clients train: the paper's variants of FedAvg, each a small composition.
+"""The paper's variants of FedAvg: transform of the forward pass, widths of the clients, penalties, rules of step sizes.
 
-A variant is a value of `Variant`: what the forward pass sees (transform), at which width each client trains (widths),
-what is added to the loss (penalties), and where steps come from. A new one is a function that returns a `Variant`;
-nothing has to be registered.
+A new variant is a function that returns a `Variant`; nothing has to be registered.
 """
 
 from __future__ import annotations
@@ -23,16 +21,16 @@ from anybit.randomness import generator
 from anybit.tensors import Tensors
 
 WidthPolicy = Callable[[int, int, Sequence[int]], list[Width]]
-"""(seed, round, clients) → the width at which each of them trains in that round."""
+"""(seed, round, clients) → the width of each client in that round."""
 
 StepRule = Literal["mse", "minmax", "cover", "rule", "table"]
-"""Where step sizes at evaluation come from: re-estimated from the trained model (mse, minmax, cover), rescaled from the
-training bit-width (rule), or the table fixed at the start of the training (table)."""
+"""Step rule at evaluation: estimate from the trained model (mse, minmax, cover), rescale from the training bit-width
+(rule), or take the table fixed at the start of the training (table)."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What a penalty sees: all parameters, the quantized weights among them, and what was observed per site."""
+    """Arguments of a penalty: all parameters, the quantized weights among them, and the observers' statistics by site."""
 
     parameters: Tensors
     quantized: Tensors
@@ -50,34 +48,32 @@ class Variant:
     sites: SiteKinds = "W"
     transform: Transform | None = None
     bits: tuple[int, ...] = (FLOAT,)
-    """The bit-widths it trains at."""
+    """Bit-widths at which it trains."""
     widths: WidthPolicy | None = None
-    """None: full precision."""
+    """Width of each client; none: full precision."""
     penalties: tuple[tuple[float, Penalty], ...] = ()
-    """(λ, P): the client's loss gets Σ λ·P."""
+    """(λ, P) of every penalty: the client's loss gets Σ λ·P."""
     observer: Observer | None = None
-    """A statistic of every activation site, for the penalties."""
+    """Statistic of every activation site, for the penalties."""
     start: RangeRule = "minmax"
-    """The rule for the steps that are fixed at the start of the training."""
+    """Step rule at the start of the training."""
     evaluate: StepRule = "mse"
-    """Its own steps when evaluated, as in the paper's tables."""
+    """Step rule at evaluation, as in the paper's tables."""
     dropout: float = 0.0
     """Dropout before the last layer."""
 
     def widths_of(self, seed: int, round: int, clients: Sequence[int]) -> list[Width]:
-        """The width of each client of a cohort."""
-        if self.widths is None:
-            return [Width(FLOAT, FLOAT)] * len(clients)
-        return self.widths(seed, round, clients)
+        """Return the width of each client of a cohort."""
+        return self.widths(seed, round, clients) if self.widths else [Width(FLOAT, FLOAT)] * len(clients)
 
 
 def fixed_width(width: Width) -> WidthPolicy:
-    """Everybody trains at the same width."""
+    """Let all clients train at the same width."""
     return lambda seed, round, clients: [width] * len(clients)
 
 
 def sampled_width(sites: SiteKinds, bits: Sequence[int], keep: bool = False) -> WidthPolicy:
-    """b' ~ U[B] for every client, anew in every round; with `keep` drawn once and kept for the whole training."""
+    """Draw b' ~ U[B] for every client, anew in every round; keep: once for the whole training."""
     def policy(seed: int, round: int, clients: Sequence[int]) -> list[Width]:
         draws = (generator(seed, "width", 0 if keep else round, client).integers(len(bits)) for client in clients)
         return [Width.of(sites, bits[int(i)]) for i in draws]
@@ -85,7 +81,7 @@ def sampled_width(sites: SiteKinds, bits: Sequence[int], keep: bool = False) -> 
 
 
 def weight_decay_penalty(w: Weights) -> Tensor:
-    """½·‖w‖² over all parameters, whose gradient is w."""
+    """Return ½·‖w‖² over all parameters: its gradient is w."""
     return 0.5 * torch.stack([(p**2).sum() for p in w.parameters.values()]).sum()
 
 
@@ -94,7 +90,7 @@ def _fold_kurtosis_gap(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Ten
 
 
 def kure_penalty(sites: SiteKinds) -> Penalty:
-    """L_KURE: the mean over the quantized tensors of |K − 1.8|²."""
+    """Make L_KURE: the mean of |K − 1.8|² over the quantized tensors."""
     def penalty(w: Weights) -> Tensor:
         gaps = [kurtosis_gap(p) for p in w.quantized.values()] if "W" in sites else []
         gaps += [seen[0] / seen[1].clamp_min(1) for seen in w.observed.values()] if "A" in sites else []
@@ -103,33 +99,33 @@ def kure_penalty(sites: SiteKinds) -> Penalty:
 
 
 def baseline(dropout: float = 0.0, weight_decay: float = 0.0) -> Variant:
-    """FedAvg. Steps for its quantized evaluation are found after training."""
+    """Make FedAvg; step sizes for its quantized evaluation are found after the training."""
     if not 0 <= dropout < 1:
-        raise ConfigError(f"variant.dropout = {dropout}: a probability below 1")
+        raise ConfigError(f"variant.dropout = {dropout}: must be at least 0 and below 1")
     decay = ((weight_decay, weight_decay_penalty),) if weight_decay else ()
     return Variant("baseline", dropout=dropout, penalties=decay)
 
 
 def kure(sites: SiteKinds = "W", scale: float = 0.1) -> Variant:
-    """FedAvg with λ·L_KURE in the client's loss."""
+    """Make FedAvg with λ·L_KURE in the client's loss."""
     observer = Observer(torch.zeros(2), _fold_kurtosis_gap) if "A" in sites else None
     return Variant("kure", sites, penalties=((scale, kure_penalty(sites)),), observer=observer)
 
 
 def apqn(bits: int = 4, sites: SiteKinds = "W") -> Variant:
-    """FedAvg with pseudo-quantization noise U[−Δ_b/2, Δ_b/2] of one bit-width in the forward pass."""
+    """Make FedAvg with pseudo-quantization noise U[−Δ_b/2, Δ_b/2] of one bit-width in the forward pass."""
     return Variant("apqn", sites, pseudo_noise, _quantized_bits([bits]), fixed_width(Width.of(sites, bits)))
 
 
 def qat(bits: int = 4, sites: SiteKinds = "W", start: RangeRule = "minmax") -> Variant:
-    """FedAvg with Q(·, b) of one bit-width in the forward pass; other widths follow by the step rule."""
+    """Make FedAvg with Q(·, b) of one bit-width in the forward pass; step sizes of other bit-widths are rescaled from it."""
     return Variant("qat", sites, rounding, _quantized_bits([bits]), fixed_width(Width.of(sites, bits)), start=start,
                    evaluate="rule")
 
 
 def mqat(bits: Sequence[int] = (2, 3, 4, 6, 8, 32), sites: SiteKinds = "W", start: RangeRule = "mse",
          fixed: bool = False) -> Variant:
-    """FedAvg with Q(·, b'), b' ~ U[B] per client and round; `fixed`: once per client (the paper's MQAT*)."""
+    """Make FedAvg with Q(·, b'), b' ~ U[B] per client and round; fixed: once per client (the paper's MQAT*)."""
     return Variant("mqat*" if fixed else "mqat", sites, rounding, _quantized_bits(bits),
                    sampled_width(sites, bits, keep=fixed), start=start, evaluate="table")
 

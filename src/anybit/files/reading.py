@@ -1,4 +1,4 @@
-"""Reading files from elsewhere: bounded in size and nesting, and whatever is wrong said in one line."""
+"""Reading files from elsewhere: bounded in size and nesting, with errors of one line."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ import tomllib
 from collections.abc import Mapping
 from datetime import date, time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from anybit.errors import ConfigError, RunError
 
 TEXT_LIMIT = 64 << 20
-"""Bytes of a JSON or TOML file: parsed, it takes up to thirty times as much memory."""
+"""Most bytes of a JSON or TOML file, because it takes up to thirty times as much memory when parsed."""
 NESTING = 50
-"""Tables in tables: more than any file of anybit has, and far from Python's own limit."""
+"""Deepest nesting of tables: more than any file of anybit has, and far from Python's limit."""
 
 
 def _regular(path: str, flags: int) -> int:
-    """Without waiting for the other end of a pipe."""
-    handle = os.open(path, flags | os.O_NONBLOCK)
+    handle = os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for its other end
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise RunError(f"{path} is not a regular file")
@@ -29,7 +28,7 @@ def _regular(path: str, flags: int) -> int:
 
 
 def read_bytes(path: Path, limit: int | None = None) -> bytes:
-    """A whole file. Only a regular one, and only up to a limit: a pipe or a device would never end."""
+    """Read a regular file of at most `limit` bytes: a pipe or a device would never end."""
     try:
         with open(path, "rb", opener=_regular) as file:
             size = os.fstat(file.fileno()).st_size
@@ -43,7 +42,7 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file, or a RunError that says what is wrong with it."""
+    """Read a JSON file, or raise a RunError that says what is wrong with it."""
     content = read_bytes(path, TEXT_LIMIT)
     try:
         return bounded(json.loads(content))
@@ -52,29 +51,25 @@ def read_json(path: Path) -> Any:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file, or a ConfigError that says what is wrong with it."""
+    """Read a TOML file, or raise a ConfigError that says what is wrong with it."""
     try:
-        content = read_bytes(path, TEXT_LIMIT)
+        return cast(dict[str, Any], bounded(tomllib.loads(read_bytes(path, TEXT_LIMIT).decode())))
     except RunError as error:
         raise ConfigError(str(error)) from None
-    try:
-        table: dict[str, Any] = bounded(tomllib.loads(content.decode()))
-        return table
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def bounded(value: Any, left: int = NESTING) -> Any:
-    """`value`, unless it is nested so deeply that walking through it would end in Python's own limit.
+    """Return `value`, or raise if it is nested so deeply that a walk through it would reach Python's recursion limit.
 
-    Dates, which TOML has and JSON has not, are refused too: a run could not write them down.
+    TOML's dates are refused too, because a run could not write them as JSON.
     """
     if left == 0:
         raise ValueError(f"it is nested more than {NESTING} deep")
     if isinstance(value, date | time):
-        raise ValueError(f"{value} is a date or time, which no setting is: write it as text")
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    for part in parts:
+        raise ValueError(f"{value} is a date or time: write it as text")
+    for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
         if isinstance(part, Mapping | list | date | time):
             bounded(part, left - 1)
     return value

@@ -1,14 +1,14 @@
 """Tensors in files: the safetensors format, read and written with torch and numpy alone, never unpickled.
 
-8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the raw bytes. Files are
-written to a temporary name, synced and renamed, and carry a SHA-256 of their tensors, so that a half-written or
-damaged file is noticed.
+8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the raw bytes. Files carry a
+SHA-256 of their tensors, so that damage is noticed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,11 @@ def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str])
 
 
 def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A file's content: tensors in sorted order, so that equal content gives equal bytes."""
-    arrays = {name: np.asarray(tensors[name].detach().cpu().numpy(), order="C") for name in sorted(tensors)}
+    """Return a file's content, with the tensors in sorted order: equal content gives equal bytes."""
     digest, offset, body = hashlib.sha256(), 0, []
     header: dict[str, Any] = {}
-    for name, array in arrays.items():
+    for name in sorted(tensors):
+        array = tensors[name].detach().cpu().numpy()
         raw = array.tobytes()
         digest.update(raw)
         header[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape),
@@ -53,12 +53,12 @@ def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> byte
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors, metadata). Every length is checked against the file before anything is read or allocated."""
+    """Read (tensors, metadata), with every length checked against the file before anything is allocated."""
     return from_bytes(read_bytes(path), str(path))
 
 
 def from_bytes(content: bytes, where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What `to_bytes` wrote, or a RunError that says what is wrong `where`."""
+    """Return the tensors and metadata that `to_bytes` wrote, or raise a RunError that says what is wrong `where`."""
     try:
         return _parse(memoryview(content))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
@@ -80,10 +80,7 @@ def _parse(content: memoryview) -> tuple[dict[str, Tensor], dict[str, str]]:
         dtype, shape, (start, end) = np.dtype(_DTYPES[entry["dtype"]]), entry["shape"], entry["data_offsets"]
         if len(shape) > _DIMENSIONS or any(type(n) is not int or not 0 <= n < 2**63 for n in (*shape, start, end)):
             raise ValueError(f"tensor '{name}' has an impossible size")
-        count = 1
-        for n in shape:
-            count *= n
-        if start != expected or end - start != count * dtype.itemsize or end > len(body):
+        if start != expected or end - start != math.prod(shape) * dtype.itemsize or end > len(body):
             raise ValueError(f"tensor '{name}' does not fit the file")
         expected = end
         digest.update(body[start:end])

@@ -1,4 +1,4 @@
-"""Read plain dicts (TOML, JSON, overrides) into dataclasses: all errors at once, each with its place and a hint.
+"""Reading plain dicts (TOML, JSON, overrides) into dataclasses, with all errors at once, each with place and hint.
 
 The types and defaults of the dataclasses are the only description of the configuration.
 """
@@ -24,20 +24,20 @@ _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 
 
 class _Errors(list[str]):
-    """What is wrong so far, and where the settings are, to find one that was looked for elsewhere."""
+    """Errors so far, and the places of all settings, for hints on a setting in the wrong table."""
 
     def __init__(self, places: Sequence[str] = ()) -> None:
         super().__init__()
         self.places = places
 
     def unknown(self, place: str, key: str, known: Collection[str]) -> None:
-        same = [f"'{other}'" for other in self.places if other.rpartition(".")[2] == key]
-        hint = f"did you mean {' or '.join(same)}?" if same else did_you_mean(key, known)
+        elsewhere = [f"'{setting}'" for setting in self.places if setting.rpartition(".")[2] == key]
+        hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(key, known)
         self.append(f"{place} is unknown: {hint}")
 
 
 def read(kind: type, value: Any, where: str = "") -> Any:
-    """`value` as an instance of `kind`, or a ConfigError that lists everything wrong with it."""
+    """Return `value` as an instance of `kind`, or raise a ConfigError that lists all errors."""
     errors = _Errors(list(_places(kind, where)))
     result = _read(kind, value, where, errors)
     if errors:
@@ -47,20 +47,19 @@ def read(kind: type, value: Any, where: str = "") -> Any:
 
 def read_arguments(function: Callable[..., Any], value: Mapping[str, Any], where: str,
                    given: Collection[str] = ()) -> dict[str, Any]:
-    """`value` as keyword arguments of `function`, checked against its signature; `given` ones come from elsewhere."""
+    """Check `value` as keyword arguments of `function`, whose `given` arguments come from elsewhere."""
     errors = _Errors()
     hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
     parameters = {n: p for n, p in inspect.signature(function).parameters.items() if n not in given}
     anything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     out = {}
     for key, item in value.items():
-        if key not in parameters and not anything:
-            if parameters:
-                errors.unknown(f"{where}.{key}", key, parameters)
-            else:
-                errors.append(f"{where}.{key} is unknown: '{where}' takes no settings")
-        else:
+        if key in parameters or anything:
             out[key] = _read(hints.get(key, Any), item, f"{where}.{key}", errors)
+        elif parameters:
+            errors.unknown(f"{where}.{key}", key, parameters)
+        else:
+            errors.append(f"{where}.{key} is unknown: '{where}' takes no settings")
     missing = [name for name, p in parameters.items()
                if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and name not in value]
     errors += [f"{where}.{name} is missing" for name in missing]
@@ -70,7 +69,7 @@ def read_arguments(function: Callable[..., Any], value: Mapping[str, Any], where
 
 
 def plain(value: Any) -> Any:
-    """The reverse of `read`: dataclasses and tuples as dicts and lists, ready for JSON."""
+    """Reverse `read`: turn dataclasses and tuples into dicts and lists, ready for JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         out: dict[str, Any] = {}
         for f in dataclasses.fields(value):
@@ -85,7 +84,7 @@ def plain(value: Any) -> Any:
 
 
 def _places(kind: Any, where: str) -> Iterator[str]:
-    """The settings of a dataclass and of those in it, as `table.name`."""
+    """Yield the settings of a dataclass and of those in it, as `table.name`."""
     if not dataclasses.is_dataclass(kind):
         yield where
         return
@@ -102,8 +101,8 @@ def _read(kind: Any, value: Any, where: str, errors: _Errors) -> Any:
     if dataclasses.is_dataclass(kind):
         return _read_fields(typing.cast(type, kind), value, where, errors)
     if origin is typing.Literal:
-        return value if value in arguments else _wrong(
-            errors, where, value, "one of " + ", ".join(map(str, arguments)), str(value), map(str, arguments))
+        words = [str(choice) for choice in arguments]
+        return value if value in arguments else _wrong(errors, where, value, "one of " + ", ".join(words), words)
     if origin in (typing.Union, types.UnionType):
         return _read_union(arguments, value, where, errors)
     if origin in (tuple, list, Sequence):
@@ -112,13 +111,13 @@ def _read(kind: Any, value: Any, where: str, errors: _Errors) -> Any:
         if origin is tuple and arguments[-1] is not Ellipsis:
             if len(value) != len(arguments):
                 return _wrong(errors, where, value, f"a list of {len(arguments)}")
-            return tuple(_read(k, v, f"{where}[{i}]", errors)
-                         for i, (k, v) in enumerate(zip(arguments, value, strict=True)))
-        return tuple(_read(arguments[0], v, f"{where}[{i}]", errors) for i, v in enumerate(value))
+        else:
+            arguments = arguments[:1] * len(value)
+        return tuple(_read(k, v, f"{where}[{i}]", errors) for i, (k, v) in enumerate(zip(arguments, value, strict=True)))
     if origin in (dict, Mapping):
         return dict(value) if isinstance(value, Mapping) else _wrong(errors, where, value, "a table")
     if kind is int and isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return int(value)  # numpy's, too
+        return int(value)  # of numpy too
     if kind is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
         try:
             value = float(value)
@@ -134,7 +133,6 @@ def _read(kind: Any, value: Any, where: str, errors: _Errors) -> Any:
 def _read_union(arguments: tuple[Any, ...], value: Any, where: str, errors: _Errors) -> Any:
     if value is None and type(None) in arguments:
         return None
-    tried = _Errors()
     for kind in (k for k in arguments if k is not type(None)):
         tried = _Errors(errors.places)
         result = _read(kind, value, where, tried)
@@ -145,7 +143,7 @@ def _read_union(arguments: tuple[Any, ...], value: Any, where: str, errors: _Err
 
 
 def _read_fields(kind: type, value: Any, where: str, errors: _Errors) -> Any:
-    """A dataclass. A field whose metadata says `rest` takes all keys that are not fields."""
+    """Read a dataclass. A field whose metadata has `rest` takes all keys that are not fields."""
     if isinstance(value, kind):
         return value
     if not isinstance(value, Mapping):
@@ -175,7 +173,7 @@ def _read_fields(kind: type, value: Any, where: str, errors: _Errors) -> Any:
 
 
 def _as_list(where: str, value: Any) -> str:
-    """How a list is written, for whoever wrote its items alone."""
+    """Show how to write a list whose items were given without brackets."""
     if not isinstance(value, str) or "," not in value or len(value) > 60:
         return ""
     parts = [part.strip() for part in value.split(",") if part.strip()]
@@ -183,8 +181,7 @@ def _as_list(where: str, value: Any) -> str:
     return f", written '{where}=[{items}]' (in the shell with these quotes)"
 
 
-def _wrong(errors: _Errors, where: str, value: Any, wanted: str, word: str = "",
-           known: typing.Iterable[str] = ()) -> Any:
-    hint = did_you_mean(word, known) if word else ""
+def _wrong(errors: _Errors, where: str, value: Any, wanted: str, known: Sequence[str] = ()) -> Any:
+    hint = did_you_mean(str(value), known) if known else ""
     errors.append(f"{where} = {reprlib.repr(value)}: must be {wanted}" + (f" ({hint})" if hint.startswith("did") else ""))
     return value

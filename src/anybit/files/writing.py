@@ -1,4 +1,4 @@
-"""Writing files whole or not at all, and saying in one line what a disk refuses."""
+"""Writing complete files or none, with errors of one line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def home() -> Path:
 
 @contextmanager
 def writing(path: Path, fix: str) -> Iterator[None]:
-    """What the disk refuses (full, read-only, broken), as one line that names the file and the way on."""
+    """Turn errors of the disk (full, read-only, broken) into one line that names the file and the fix."""
     try:
         yield
     except OSError as error:
@@ -29,7 +29,7 @@ def writing(path: Path, fix: str) -> Iterator[None]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a whole file or nothing: temporary file in the same folder, sync, rename."""
+    """Write a complete file or nothing: temporary file in the same folder, sync, rename."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -45,7 +45,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make new names in a folder survive a power cut: a file's own sync does not."""
+    """Make new names in a folder survive a power cut, which syncing a file does not."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -54,7 +54,7 @@ def sync_folder(path: Path) -> None:
 
 
 def stale(folder: Path) -> list[Path]:
-    """The temporary files of writers that were killed."""
+    """List the temporary files of writers that were killed."""
     return [p for p in folder.glob(".*.????????") if p.is_file()]
 
 

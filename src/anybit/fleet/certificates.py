@@ -12,7 +12,7 @@ VALID = datetime.timedelta(days=365)
 
 
 class ServerCertificate(NamedTuple):
-    """PEM files. The authority's own key signs once and is forgotten: nobody can sign a second server with it."""
+    """PEM files. The authority's key signs once and is not kept, so that nobody can sign a second server with it."""
 
     authority: bytes
     certificate: bytes
@@ -31,7 +31,7 @@ def _crypto(module: str) -> Any:
 
 
 def server_certificate(host: str) -> ServerCertificate:
-    """A server certificate for `host` and this machine, signed by an authority of its own."""
+    """Make a server certificate for `host` and this machine, signed by a new authority."""
     x509, hashes, ec = _crypto("x509"), _crypto("hazmat.primitives.hashes"), _crypto("hazmat.primitives.asymmetric.ec")
     usage, pem = x509.oid.ExtendedKeyUsageOID.SERVER_AUTH, _crypto("hazmat.primitives.serialization")
     authority_key, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
@@ -43,9 +43,15 @@ def server_certificate(host: str) -> ServerCertificate:
                  .add_extension(signing, critical=True)
                  .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
                  .sign(authority_key, hashes.SHA256()))
+    try:
+        address = x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        address = x509.DNSName(host)
+    # This machine, too: the ServerApp reaches its SuperLink from inside.
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1")), address]
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     certificate = (_builder(x509, name, authority_name, key.public_key())
-                   .add_extension(x509.SubjectAlternativeName(_names(x509, host)), critical=False)
+                   .add_extension(x509.SubjectAlternativeName(dict.fromkeys(names)), critical=False)
                    .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
                    .add_extension(issuer, critical=False)
                    .sign(authority_key, hashes.SHA256()))
@@ -60,18 +66,8 @@ def _builder(x509: Any, subject: Any, issuer: Any, key: Any) -> Any:
             .not_valid_after(now + VALID))
 
 
-def _names(x509: Any, host: str) -> list[Any]:
-    """The host, and this machine: the ServerApp reaches its SuperLink from inside."""
-    names: list[Any] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    try:
-        own: Any = x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        own = x509.DNSName(host)
-    return names if own in names else [*names, own]
-
-
 def device_key() -> DeviceKey:
-    """A key pair by which one device proves who it is."""
+    """Make the key pair that authenticates one device."""
     ec, pem = _crypto("hazmat.primitives.asymmetric.ec"), _crypto("hazmat.primitives.serialization")
     key = ec.generate_private_key(ec.SECP384R1())
     return DeviceKey(key.private_bytes(pem.Encoding.PEM, pem.PrivateFormat.OpenSSH, pem.NoEncryption()),

@@ -1,7 +1,6 @@
-"""How every class of devices fares: accuracy at the width its hardware has, the worst class, and the spread.
+"""Accuracy per class of devices at the width of its hardware, the worst class, and the spread.
 
-A class is all devices of one width. In a fleet the devices say theirs; in a run on one process MQAT* draws it once per
-client.
+A class is all devices of one width. Devices of a fleet report theirs; on one process MQAT* draws one per client.
 """
 
 from __future__ import annotations
@@ -22,43 +21,43 @@ class DeviceClass:
     width: str
     devices: int
     metric: float
-    """Of the trained model at that width, on the test set."""
+    """The metric of the trained model at that width, on the test set."""
     on_devices: float | None
-    """Mean over its devices of what each last measured on its own examples; none for a run on one process."""
+    """The mean of the last metrics that its devices measured on their own examples; none for a run on one process."""
 
 
 @dataclass(frozen=True)
 class Classes:
-    """All classes, and how far apart they are."""
+    """All classes of a run."""
 
     classes: tuple[DeviceClass, ...]
 
     @property
     def worst(self) -> DeviceClass:
-        return min(self.classes, key=lambda one: one.metric)
+        return min(self.classes, key=lambda device_class: device_class.metric)
 
     @property
     def spread(self) -> float:
-        """Best class − worst class."""
-        return max(one.metric for one in self.classes) - self.worst.metric
+        """The metric of the best class − that of the worst."""
+        return max(device_class.metric for device_class in self.classes) - self.worst.metric
 
 
 def device_classes(run: Run) -> Classes:
-    """The classes of a finished run."""
+    """Evaluate a finished run at the widths of its devices."""
     scores = _last_scores(run)
     widths = {client: width for client, (width, _) in scores.items()} or _fixed_widths(run)
     metrics = run.evaluate(sorted(set(widths.values())))
-    seen = {width: [score for own, score in scores.values() if own == width] for width in widths.values()}
-    return Classes(tuple(DeviceClass(width, count, metrics[width].metric, fmean(seen[width]) if seen[width] else None)
-                         for width, count in sorted(Counter(widths.values()).items(), key=lambda c: Width.parse(c[0]))))
+    measured = {width: [score for w, score in scores.values() if w == width] for width in metrics}
+    return Classes(tuple(DeviceClass(w, count, metrics[w].metric, fmean(measured[w]) if measured[w] else None)
+                         for w, count in sorted(Counter(widths.values()).items(), key=lambda c: Width.parse(c[0]))))
 
 
 def _last_scores(run: Run) -> dict[int, tuple[str, float]]:
-    """{client: (its own width, what it last measured)} of the devices that have a width of their own."""
+    """Return {client: (width, last metric)} of the devices that have a width of their own."""
     log = run.folder.lines("fleet")
-    own = {entry["client"]: entry["width"] for entry in log if entry["event"] in ("device", "back") and entry["width"]}
+    widths = {entry["client"]: entry["width"] for entry in log if entry["event"] in ("device", "back") and entry["width"]}
     last = {device["client"]: device for entry in log for device in entry.get("devices", [])}
-    return {client: (width, last[client]["score"]) for client, width in own.items() if client in last}
+    return {client: (width, last[client]["score"]) for client, width in widths.items() if client in last}
 
 
 def _fixed_widths(run: Run) -> dict[int, str]:

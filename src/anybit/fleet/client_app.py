@@ -1,4 +1,4 @@
-"""The ClientApp. Every message starts a process of its own, so torch is imported only by the messages that need it."""
+"""The ClientApp. Flower starts a new process for every message, so torch is imported only by messages that need it."""
 
 from __future__ import annotations
 
@@ -10,35 +10,20 @@ app = ClientApp()
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Who this device is."""
+    """Answer with this device's client number, width and role."""
     node = read_node(context.node_config)
     answer = ConfigRecord({"client": node.client, "width": node.width, "role": node.role})
     return Message(RecordDict({"answer": answer}), reply_to=message)
 
 
 @app.train()
-def train(message: Message, context: Context) -> Message:
-    return _work("train", message, context)
-
-
 @app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    return _work("evaluate", message, context)
-
-
 @app.query("ranges")
-def ranges(message: Message, context: Context) -> Message:
-    return _work("ranges", message, context)
-
-
 @app.query("errors")
-def errors(message: Message, context: Context) -> Message:
-    return _work("errors", message, context)
-
-
-def _work(what: str, message: Message, context: Context) -> Message:
+def work(message: Message, context: Context) -> Message:
+    """Do the work that a message's type names, on this device's examples."""
     from anybit.fleet.device import Device
 
     trusted = str(context.run_config.get("imports", "")).split()
     device = Device(message.content, read_node(context.node_config), trusted)
-    return Message(device.answer(what), reply_to=message)
+    return Message(device.answer(message.metadata.message_type.rpartition(".")[2]), reply_to=message)

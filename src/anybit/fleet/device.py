@@ -1,4 +1,4 @@
-"""What a device does with a message: train, evaluate, measure ranges. Its examples stay here."""
+"""The work of a device: train, evaluate, measure ranges. Its examples stay here."""
 
 from __future__ import annotations
 
@@ -31,40 +31,27 @@ from anybit.quant.sites import SiteOptions, prepare, quantizers
 from anybit.randomness import key
 from anybit.tensors import Tensors, moved, picked
 from anybit.training.build import Components
-from anybit.training.computation import open_computation
+from anybit.training.computation import Computation, open_computation
 from anybit.training.machine import computing
 from anybit.training.task import Task
 
 
 def device_width(text: str, sites: SiteKinds) -> Width | None:
-    """4: that many bits at the variant's sites · W4A8: as it says · empty: none of its own."""
+    """Return the width in a node config: "4" is bits of the variant's sites, "W4A8" a width, "" none."""
     if not text:
         return None
     return Width.of(sites, int(text)) if text.isdigit() else Width.parse(text)
 
 
-class LocalClient:
-    """One client of a run, on its own machine."""
-
-    def __init__(self, task: Task, config: Config) -> None:
-        self.computation = open_computation(task, config, _check_examples)
-
-    def update(self, round: int, client: int, width: Width, w: Trainable, table: StepTable) -> tuple[Trainable, Tensor]:
-        """Train for a round; return the delta, and the loss of every local step."""
-        computation, config = self.computation, self.computation.config
-        cohort = build_cohort(config.seed, round, [client], [width], {client: np.arange(len(computation.task.data.train))},
-                              config.client.batch_size, config.client.epochs).to(computation.device)
-        parts = computation.engine.map_clients(client_update, computation.client_step(table), w, computation.given(table),
-                                               cohort)
-        ((_, deltas, losses),) = parts
-        return picked(deltas, 0), losses[0]
-
-    def score(self, width: Width, w: Trainable, table: StepTable) -> float:
-        """Return the metric of the server's model at the device's width, on the device's examples."""
-        sites: SiteKinds = "W" if width.activations == FLOAT else "WA"
-        evaluator = self.computation.evaluator
-        steps = evaluator.finder(w.w, learned_table(table, w.log_steps.by_site())).table(evaluator.own_steps, sites)
-        return evaluator.score(w.w, steps, [width])[str(width)].metric
+def _train_client(computation: Computation, round: int, client: int, width: Width, w: Trainable,
+                  table: StepTable) -> tuple[Trainable, Tensor]:
+    """Train one client for a round; return the delta, and the loss of every local step."""
+    config = computation.config
+    cohort = build_cohort(config.seed, round, [client], [width], {client: np.arange(len(computation.task.data.train))},
+                          config.client.batch_size, config.client.epochs).to(computation.device)
+    ((_, deltas, losses),) = computation.engine.map_clients(client_update, computation.client_step(table), w,
+                                                            computation.given(table), cohort)
+    return picked(deltas, 0), losses[0]
 
 
 def _check_examples(task: Task, config: Config) -> None:
@@ -81,42 +68,45 @@ class Device:
         self.order: dict[str, Any] = dict(content.config_records["order"])
         config: Config = read(Config, json.loads(self.order["config"]))
         self.config = replace(config, cohort=1, engine="sequential", device=node.device, threads=None)
-        self.local = LocalClient(local_task(self.config, node, trusted), self.config)
-        self.task, self.device = self.local.computation.task, self.local.computation.device
-        self.evaluator = self.local.computation.evaluator
+        self.computation = open_computation(local_task(self.config, node, trusted), self.config, _check_examples)
+        self.task, self.device = self.computation.task, self.computation.device
+        self.evaluator = self.computation.evaluator
 
     def answer(self, kind: str) -> RecordDict:
-        """Do what a message of this kind asks for."""
+        """Do the work of one kind of message, and return the answer."""
         with computing(self.config):
             return {"train": self.train, "evaluate": self.evaluate, "ranges": self.ranges, "errors": self.errors}[kind]()
 
     def train(self) -> RecordDict:
-        """Train for one round: the delta, and how the model it came from fares here."""
+        """Train for one round; answer with the delta, the losses, and the score of the model before."""
         w, table = self._trainable(), self._table()
         width = device_width(self.node.width, self.task.variant.sites) or Width.parse(self.order["width"])
-        score = self.local.score(width, w, table)
-        delta, losses = self.local.update(self.order["round"], self.node.client, width, w, table)
+        score = self._score(width, w, table)
+        delta, losses = _train_client(self.computation, self.order["round"], self.node.client, width, w, table)
         bits = self.config.fleet.uplink_bits
         draw = key(self.config.seed, "uplink", self.order["round"], self.node.client)
-        arrays = to_record(delta.named()) if bits == FLOAT else to_record(round_delta(delta, bits, draw))
-        return self._answer({"width": str(width), "losses": [float(v) for v in losses], "score": score}, delta=arrays)
+        tensors = delta.named() if bits == FLOAT else round_delta(delta, bits, draw)
+        return self._answer({"width": str(width), "losses": [float(loss) for loss in losses], "score": score},
+                            delta=to_record(tensors))
 
     def ranges(self) -> RecordDict:
-        """See what passes every activation site, on a few examples."""
-        seen = activation_seen(self.task.model, self.config.sites, self._weights(), self._images())
+        """Measure statistics of every activation site on a few examples."""
+        images = self.evaluator.images[:self.order["images"]]
+        seen = activation_seen(self.task.model, self.config.sites, self._weights(), images)
         return self._answer({}, seen=to_record(seen))
 
     def errors(self) -> RecordDict:
-        """Measure the squared rounding errors of the server's candidate step sizes, on the same examples."""
+        """Measure the squared rounding errors of the server's candidate step sizes on the same examples."""
         sites = quantizers(prepare(self.task.model, options=self.config.sites), "activations")
         expected = {site: Layout(torch.float32, (CANDIDATES, len(BITS))) for site in sites}
         candidates = moved(read_tensors(self.content, "candidates", expected), self.device)
-        errors = activation_errors(self.task.model, self.config.sites, self._weights(), self._images(), candidates)
+        images = self.evaluator.images[:self.order["images"]]
+        errors = activation_errors(self.task.model, self.config.sites, self._weights(), images, candidates)
         # Squares, in double precision so that sums over devices keep their order; rounding may leave a hair below 0.
-        return self._answer({}, errors=to_record({site: each.double().clamp_min(0) for site, each in errors.items()}))
+        return self._answer({}, errors=to_record({site: e.double().clamp_min(0) for site, e in errors.items()}))
 
     def evaluate(self) -> RecordDict:
-        """Receive the model at this device's width, and see how it fares here."""
+        """Restore the model from codes at this device's width, and score it."""
         width, table = Width.parse(self.order["width"]), self._table()
         prepared, like = prepare(self.task.model, options=self.config.sites), layout(trainable_weights(self.task.model))
         arrays = read_tensors(self.content, "weights", low_bit_layout(prepared, like, table, width))
@@ -124,20 +114,22 @@ class Device:
         on_grid = Width(FLOAT, width.activations)
         return self._answer({"score": self.evaluator.score(w, table, [on_grid])[str(on_grid)].metric})
 
-    def _images(self) -> Tensor:
-        return self.evaluator.images[:self.order["images"]]
+    def _score(self, width: Width, w: Trainable, table: StepTable) -> float:
+        """Return the metric of the server's model at this device's width, on its examples."""
+        sites: SiteKinds = "W" if width.activations == FLOAT else "WA"
+        finder = self.evaluator.finder(w.w, learned_table(table, w.log_steps.by_site()))
+        return self.evaluator.score(w.w, finder.table(self.evaluator.own_steps, sites), [width])[str(width)].metric
 
     def _trainable(self) -> Trainable:
         """Read the server's weights and learned step sizes, in the order of the model."""
-        like = self.local.computation.like()[0].trainable
+        like = self.computation.like()[0].trainable
         return moved(like.from_names(read_tensors(self.content, "w", layout(like.named()))), self.device)
 
     def _weights(self) -> Tensors:
-        """Read the server's weights alone."""
         return moved(read_tensors(self.content, "w", layout(trainable_weights(self.task.model))), self.device)
 
     def _table(self) -> StepTable:
-        expected = layout(self.local.computation.like()[1].steps)
+        expected = layout(self.computation.like()[1].steps)
         return StepTable(read_tensors(self.content, "steps", expected)).to(self.device)
 
     def _answer(self, values: dict[str, Any], **arrays: Any) -> RecordDict:
@@ -147,37 +139,36 @@ class Device:
 
 
 def local_task(config: Config, node: Node, trusted: Collection[str]) -> Task:
-    """Make the recipe's model and variant with this device's data: its own, or (for a trial) its part of the recipe's."""
-    named = Components(config, trusted)
+    """Make the recipe's task with this device's data: its own, or (for a trial) its part of the recipe's."""
+    components = Components(config, trusted)
     if node.data:
-        own = Components(replace(config, data=Component(node.data)), [*trusted, node.data.partition(":")[0]])
-        data = own.build_data()
-        examples, seen = data.train, data.test if len(data.test) else data.train
+        data = Components(replace(config, data=Component(node.data)), [*trusted, node.data.partition(":")[0]]).build_data()
+        examples, test = data.train, data.test if len(data.test) else data.train
     else:
-        data = named.build_data()
-        split = named.build_split(data)
+        data = components.build_data()
+        split = components.build_split(data)
         if node.client >= len(split):
             raise ConfigError(f"node config: partition-id = {node.client}, but the recipe's split has {len(split)} clients")
         index = torch.from_numpy(split[node.client])
-        examples = seen = Examples(data.train.x[index], data.train.y[index])
-    return Task(named.build_model(), named.build_variant(), Data(examples, seen, data.pipeline),
-                [np.arange(len(examples))], named.loss, named.metric)
+        examples = test = Examples(data.train.x[index], data.train.y[index])
+    return Task(components.build_model(), components.build_variant(), Data(examples, test, data.pipeline),
+                [np.arange(len(examples))], components.loss, components.metric)
 
 
 def local_update(model: nn.Module, w: Tensors, examples: tuple[Any, Any], *, width: str = "FP32", round: int = 0,
                  client: int = 0, variant: Variant | None = None, seed: int = Config.seed,
                  options: ClientOptions = ClientOptions(), sites: SiteOptions = SiteOptions(),
                  table: StepTable | None = None) -> tuple[dict[str, Tensor], float]:
-    """Run anybit's client update in a ClientApp of your own: (the delta w_K − w_0, the mean loss).
+    """Return (delta w_K − w_0, mean loss) of anybit's client update, for a ClientApp of your own.
 
-    table: step sizes that the server fixed; none: estimated from `w` (and `examples`) by the variant's own rule.
+    table: step sizes that the server fixed; default: estimated from `w` (and `examples`) by the variant's step rule.
     """
-    own = as_examples(*examples, "examples")
-    task = Task(model, variant or mqat(), Data(own, own), [np.arange(len(own))])
+    data = as_examples(*examples, "examples")
+    task = Task(model, variant or mqat(), Data(data, data), [np.arange(len(data))])
     config = Config(cohort=1, seed=seed, client=options, sites=sites, engine="sequential", device="cpu")
     with computing(config):
-        local = LocalClient(task, config)
+        computation = open_computation(task, config, _check_examples)
         start = Trainable({name: w[name].detach().clone() for name in trainable_weights(model)})
-        steps = table or local.computation.evaluator.start_table(start.w)
-        delta, losses = local.update(round, client, Width.parse(width), start, steps)
+        steps = table or computation.evaluator.start_table(start.w)
+        delta, losses = _train_client(computation, round, client, Width.parse(width), start, steps)
     return delta.w, float(losses.mean())

@@ -1,4 +1,4 @@
-"""The devices of one run: who is there, asking them, and judging what they answer."""
+"""The devices of one run: presence, questions, and the judgement of their answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from anybit.config import Config
+from anybit.errors import RunError
 from anybit.files.schema import plain
 from anybit.fleet.exchange import Exchange, Question, Reply
 from anybit.fleet.flower import ArrayRecord, ConfigRecord, Grid, RecordDict
@@ -17,9 +18,15 @@ from anybit.training.run_folder import RunFolder
 
 T = TypeVar("T")
 
+_WORDS = {"late": "client {client} (node {node}) answered late; not counted",
+          "duplicate": "client {client} (node {node}) answered twice; counted once",
+          "impostor": "node {node} answered for client {client}; not counted",
+          "back": "client {client} (node {node}) is back", "refused": "node {node} is refused: {reason}",
+          "stale": "node {node} answered a question that was not asked; not counted"}
+
 
 class Devices:
-    """Asks devices and names what happens to them: in the run's fleet.jsonl, and in words."""
+    """All devices of a run. Events are logged to the run's fleet.jsonl; problems are also reported in words."""
 
     def __init__(self, grid: Grid, config: Config, sites: SiteKinds, say: Callable[[str], None] = lambda text: None) -> None:
         self.options, self.say = config.fleet, say
@@ -27,35 +34,47 @@ class Devices:
         self.roster = Roster(self.exchange, sites, self.options.wait)
         self.config_text = json.dumps(plain(config))
         self.folder: RunFolder | None = None
-        """Where events are logged, once there is one."""
+        """The run's folder, once there is one."""
         self.round = 0
-        """How many rounds are behind the run: in whose name devices are asked."""
+        """The number of rounds done, sent with every question."""
 
     def event(self, entry: dict[str, Any]) -> None:
-        """Log what happened, and say it where something went wrong."""
+        """Log an event, and report it if something went wrong."""
         if self.folder:
             self.folder.append("fleet", entry)
         if text := _words(entry):
             self.say(text)
 
     def present(self, wanted: int, least: int) -> dict[int, Member]:
-        """Wait for training devices: until `wanted` are there, or for as long as the options say and `least` are."""
-        return self.roster.await_devices(wanted, least, self.options.wait, self.say)
+        """Wait for training devices until `wanted` are there, or until fleet.wait is over and `least` are."""
+        roster, exchange = self.roster, self.exchange
+        end = exchange.clock() + self.options.wait
+        roster.refresh()
+        if len(roster.present()) < wanted:
+            self.say(f"waiting for devices: {len(roster.present())} of {wanted}")
+        while len(roster.present()) < wanted and exchange.clock() < end:
+            exchange.sleep(exchange.poll)
+            roster.refresh()
+        if len(roster.present()) < least:
+            raise RunError(f"only {len(roster.present())} devices answered within {self.options.wait:.0f} s, but a round "
+                           f"needs {least}: start more SuperNodes, or lower fleet.minimum; a new 'flwr run' continues from "
+                           "the checkpoint")
+        return roster.present()
 
     def question(self, member: Member, kind: str, arrays: Mapping[str, ArrayRecord], width: Width | None = None,
                  images: int = 0) -> Question:
-        """Make one message to one device."""
+        """Make a message to one device."""
         order = ConfigRecord({"config": self.config_text, "round": self.round, "width": str(width or ""),
                               "images": images})
         return Question(member.node, member.client, kind, RecordDict({"order": order, **arrays}))
 
     def ask(self, questions: list[Question]) -> dict[int, Reply]:
-        """Send questions, and wait for the answers until the deadline."""
+        """Send questions, and wait for answers until the deadline."""
         return self.exchange.ask(questions, self.options.deadline)
 
     def judge(self, members: list[Member], replies: Mapping[int, Reply],
               check: Callable[[Reply], T]) -> tuple[list[T], dict[str, Any]]:
-        """Return the answers that pass `check`, and who did not answer or was rejected, and why."""
+        """Return the answers that pass `check`, and a log entry with the missing and the rejected clients."""
         good, missing, rejected = list[T](), list[int](), dict[int, str]()
         for member in members:
             reply = replies.get(member.client)
@@ -67,23 +86,20 @@ class Devices:
                 good.append(check(reply))
             except Refused as reason:
                 rejected[member.client] = str(reason)
-        asked = [member.client for member in members]
-        return good, {"asked": asked, "answered": len(good), "missing": missing, "rejected": rejected}
+        return good, {"asked": [member.client for member in members], "answered": len(good), "missing": missing,
+                      "rejected": rejected}
 
 
 def _words(entry: Mapping[str, Any]) -> str:
     """Put an event into words; nothing when all went well."""
-    kind, who = entry["event"], f"client {entry.get('client')} (node {entry.get('node')})"
-    if kind in ("late", "duplicate", "impostor", "back", "refused", "stale"):
-        return {"late": f"{who} answered late; not counted", "duplicate": f"{who} answered twice; counted once",
-                "impostor": f"node {entry['node']} answered for client {entry.get('client')}; not counted",
-                "back": f"{who} is back", "refused": f"node {entry['node']} is refused: {entry.get('reason')}",
-                "stale": f"node {entry['node']} answered a question that was not asked; not counted"}[kind]
+    kind = entry["event"]
+    if kind in _WORDS:
+        return _WORDS[kind].format(**entry)
     if "missing" not in entry:
         return ""
-    what = f"round {entry['round']}" if kind == "round" else kind
-    lines = [f"{what}: client {client} did not answer" for client in entry["missing"]]
-    lines += [f"{what}: client {client} is rejected: {reason}" for client, reason in entry["rejected"].items()]
-    lines += [f"{what}: client {client}'s delta is clipped, norm {norm:.4g}"
+    stage = f"round {entry['round']}" if kind == "round" else kind
+    lines = [f"{stage}: client {client} did not answer" for client in entry["missing"]]
+    lines += [f"{stage}: client {client} is rejected: {reason}" for client, reason in entry["rejected"].items()]
+    lines += [f"{stage}: client {client}'s delta is clipped, norm {norm:.4g}"
               for client, norm in entry.get("clipped", {}).items()]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Questions to devices and their answers: a deadline for every question, and each answer counted once or not at all."""
+"""Questions to devices and their answers: every question has a deadline, and an answer counts once or not at all."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ from anybit.fleet.wire import payload_bytes
 
 UNREACHABLE = (3, 4, 5)
 """Flower's error codes for a question or answer that is lost, and for a node that is gone."""
-
 LATER = 2
-"""Questions live this many deadlines, so that a late answer can be named."""
-
-Log = Callable[[dict[str, Any]], None]
+"""The lifetime of a question in deadlines: beyond the first, so that a late answer can be logged."""
 
 
 class Question(NamedTuple):
@@ -30,7 +27,7 @@ class Question(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What came back: content, or what went wrong instead."""
+    """A device's content, or the error in its place."""
 
     client: int
     content: RecordDict | None
@@ -46,20 +43,20 @@ class Exchange:
 
     grid: Grid
     poll: float
-    log: Log
+    log: Callable[[dict[str, Any]], None]
     overdue: dict[str, Question] = field(default_factory=dict)
-    """Questions whose answers no longer count; they are still fetched, to be named."""
+    """Questions whose answers no longer count; they are still fetched, to be logged."""
     answered: set[str] = field(default_factory=set)
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
     def ask(self, questions: list[Question], deadline: float) -> dict[int, Reply]:
-        """{client: reply} of all that answer within `deadline` seconds."""
+        """Send questions, and return {client: reply} of those that are answered within `deadline` seconds."""
         waiting, replies, end = self.send(questions, LATER * deadline), dict[int, Reply](), self.clock() + deadline
         while waiting:
-            found = self.receive(waiting)
-            replies |= {reply.client: reply for reply in found.values()}
-            waiting = {id: q for id, q in waiting.items() if id not in found}
+            arrived = self.receive(waiting)
+            replies |= {reply.client: reply for reply in arrived.values()}
+            waiting = {id: question for id, question in waiting.items() if id not in arrived}
             if self.clock() >= end:
                 break
             if waiting:
@@ -68,41 +65,36 @@ class Exchange:
         return replies
 
     def send(self, questions: list[Question], ttl: float) -> dict[str, Question]:
-        """{message id: question}. One push each: Flower limits the size of a push, not the number."""
-        sent = {}
+        """Send questions, one push each: Flower limits the size of a push, not the number. Return {message id: question}."""
+        sent: dict[str, Question] = {}
         for question in questions:
-            message = Message(question.content, question.node, question.kind, ttl=ttl)
-            for id in self.grid.push_messages([message]):
-                if id:
-                    sent[id] = question
+            ids = self.grid.push_messages([Message(question.content, question.node, question.kind, ttl=ttl)])
+            sent |= {id: question for id in ids if id}
         return sent
 
     def receive(self, waiting: Mapping[str, Question]) -> dict[str, Reply]:
-        """The replies there are now to these questions. Late, repeated and unasked ones are named and dropped."""
-        found: dict[str, Reply] = {}
+        """Return {message id: reply} of what has arrived. Late, repeated and unasked answers are logged and dropped."""
+        replies: dict[str, Reply] = {}
         if not waiting and not self.overdue:
-            return found
+            return replies
         for message in self.grid.pull_messages([*waiting, *self.overdue]):
             id, sender = message.metadata.reply_to_message_id, message.metadata.src_node_id
             question = waiting.get(id) or self.overdue.get(id)
-            if id in found or id in self.answered:
+            if id in replies or id in self.answered:
                 self.log({"event": "duplicate", "client": question.client if question else None, "node": sender})
             elif question is None:
                 self.log({"event": "stale", "node": sender})
             elif message.has_content() and sender != question.node:
                 self.log({"event": "impostor", "client": question.client, "node": sender})
             elif id in self.overdue:
-                self._late(id, question, message)
+                del self.overdue[id]
+                self.answered.add(id)
+                if message.has_content():
+                    self.log({"event": "late", "client": question.client, "node": question.node, "kind": question.kind})
             else:
-                found[id] = _reply(question, message)
-        self.answered |= set(found)
-        return found
-
-    def _late(self, id: str, question: Question, message: Message) -> None:
-        del self.overdue[id]
-        self.answered.add(id)
-        if message.has_content():
-            self.log({"event": "late", "client": question.client, "node": question.node, "kind": question.kind})
+                replies[id] = _reply(question, message)
+        self.answered |= set(replies)
+        return replies
 
 
 def _reply(question: Question, message: Message) -> Reply:

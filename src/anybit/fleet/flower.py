@@ -1,4 +1,4 @@
-"""The names of Flower that anybit uses, in one place, with a hint where it is not installed."""
+"""All names of Flower that anybit uses, with a hint where it is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device says of itself, in its SuperNode's --node-config. Light: it is read before torch is imported."""
+"""The description of a device in its SuperNode's --node-config, read without importing torch."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any, Literal
 from anybit.errors import ConfigError
 
 CLIENT = "partition-id"
-"""Flower's own name for the number of a client; its simulation runtime gives it to every node."""
+"""Flower's name for the number of a client; its simulation runtime gives it to every node."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One device. Node ids change with every deployment; the client number is what draws and cohorts are keyed on."""
+    """One device. Draws and cohorts are keyed on the client number: node ids change with every deployment."""
 
     client: int
     width: str = ""
-    """The width it has: bits of the variant's sites (4), or a width (W4A8); empty: any, drawn by the variant."""
+    """The width of its hardware: bits of the variant's sites (4), or a width (W4A8); empty: drawn by the variant."""
     role: Literal["train", "inference"] = "train"
-    """inference: it only receives the trained model at its width."""
+    """The role in a run; inference: it only receives the trained model at its width."""
     data: str = ""
-    """'module:function' that returns its own data; empty: its part of the recipe's data, for trials."""
+    """The 'module:function' that returns its own data; empty: its part of the recipe's data, for trials."""
     device: str = "auto"
 
 
 def read_node(config: Mapping[str, Any]) -> Node:
-    """The device that a node config describes."""
+    """Read a node config, or raise ConfigError with the wrong entry."""
     client, role = config.get(CLIENT), config.get("role", "train")
     if type(client) is not int or client < 0:
         raise ConfigError(f"node config: {CLIENT} = {client!r}: every device needs its own whole number")

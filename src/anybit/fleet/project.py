@@ -1,6 +1,6 @@
 """`anybit fleet init`: a folder for the server and one for every device, ready to copy to their machines.
 
-server/   start.sh  register.sh  flwr.sh  env.sh  connections.toml  app/ (what `flwr run` sends)  certificates/  keys/
+server/   start.sh  register.sh  flwr.sh  env.sh  connections.toml  app/ (sent by `flwr run`)  certificates/  keys/
 node-0/   start.sh  node-config  ca.crt  key
 """
 
@@ -15,17 +15,17 @@ from pathlib import Path
 from anybit import recipes
 from anybit.config import from_recipe
 from anybit.errors import ConfigError, RunError
-from anybit.files.writing import write_bytes
+from anybit.files.writing import write_bytes, writing
 from anybit.fleet.certificates import device_key, server_certificate
 from anybit.quant.grid import Width, check_bits
 
 NODE_PORT = 9094
-"""The first device's local port; on one machine every device needs another."""
+"""The local port of the first device; devices on one machine need different ones."""
 
 
 @dataclass(frozen=True)
 class Project:
-    """What `init` is told."""
+    """The arguments of `init`."""
 
     recipe: str
     overrides: Sequence[str]
@@ -37,9 +37,10 @@ class Project:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9.:-]{1,253}", self.host):
-            raise ConfigError(f"host = '{self.host}': write the server's name or address, as devices reach it")
+            raise ConfigError(f"host = '{self.host}': write the server's name or address, as seen from the devices")
         if not 0 < self.port < 65536 or not self.devices:
-            raise ConfigError(f"port = {self.port}, devices = {list(self.devices)}: a port and at least one device, please")
+            raise ConfigError(f"port = {self.port}, devices = {list(self.devices)}: give a port (1…65535) and at least one "
+                              "device")
         for width in self.devices:
             if width.isdigit():
                 check_bits(int(width))
@@ -48,7 +49,7 @@ class Project:
 
 
 def write_project(path: Path, project: Project) -> None:
-    """Write all folders; a folder that has something in it is refused."""
+    """Write all folders of a project, or raise where the folder is not empty."""
     if path.exists() and any(path.iterdir()):
         raise RunError(f"{path} is not empty: choose another folder")
     path.mkdir(parents=True, exist_ok=True)
@@ -56,10 +57,16 @@ def write_project(path: Path, project: Project) -> None:
     content = {"checkpoint_every": 1, **recipes.load(project.recipe, project.overrides)}
     from_recipe(project.recipe, project.overrides)
     certificate = server_certificate(project.host)
-    for node, width in enumerate(project.devices):
-        public = _write_node(path / f"node-{node}", node, width, project, certificate.authority)
-        _write(path / f"server/keys/node-{node}.pub", public)
     server = path / "server"
+    for number, width in enumerate(project.devices):
+        node, key = path / f"node-{number}", device_key()
+        hardware = "" if width == "any" else f" bits={width}" if width.isdigit() else f' width="{width}"'
+        _write(node / "node-config", f"partition-id={number}{hardware}\n")
+        _write(node / "ca.crt", certificate.authority)
+        _write(node / "key", key.private, 0o600)
+        start = _template("supernode.sh", host=project.host, port=project.port, own_port=NODE_PORT + number)
+        _write(node / "start.sh", start, 0o755)
+        _write(server / f"keys/node-{number}.pub", key.public)
     _write(server / "certificates/ca.crt", certificate.authority)
     _write(server / "certificates/server.crt", certificate.certificate)
     _write(server / "certificates/server.key", certificate.key, 0o600)
@@ -76,27 +83,14 @@ def write_project(path: Path, project: Project) -> None:
     _write(server / "app/fleet_app/recipe.toml", recipes.as_toml(content))
 
 
-def _write_node(path: Path, node: int, width: str, project: Project, authority: bytes) -> bytes:
-    key = device_key()
-    own = "" if width == "any" else f" bits={width}" if width.isdigit() else f' width="{width}"'
-    _write(path / "node-config", f"partition-id={node}{own}\n")
-    _write(path / "ca.crt", authority)
-    _write(path / "key", key.private, 0o600)
-    start = _template("supernode.sh", host=project.host, port=project.port, own_port=NODE_PORT + node)
-    _write(path / "start.sh", start, 0o755)
-    return key.public
-
-
 def _write(path: Path, content: str | bytes, mode: int = 0o644) -> None:
-    try:
+    with writing(path, "choose another folder"):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, content.encode() if isinstance(content, str) else content)
         path.chmod(mode)
-    except OSError as error:
-        raise RunError(f"{path} cannot be written ({error.strerror}): choose another folder") from None
 
 
 def _template(name: str, **values: object) -> str:
-    """Fill in one of the files that lie in templates/; one without values is taken as it is."""
+    """Return a file of templates/ with its values filled in; without values, unchanged."""
     text = files("anybit.fleet").joinpath("templates", name).read_text(encoding="utf-8")
     return text.format(**values) if values else text

@@ -1,12 +1,11 @@
-"""Who is there: which node is which client, at which width, and who has fallen silent."""
+"""The roster of a run: nodes with their clients and widths, and the nodes that have fallen silent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from anybit.errors import AnybitError, RunError
+from anybit.errors import AnybitError
 from anybit.fleet.device import device_width
 from anybit.fleet.exchange import Exchange, Question, Reply
 from anybit.fleet.flower import RecordDict
@@ -14,8 +13,7 @@ from anybit.fleet.wire import Refused, read_values
 from anybit.quant.grid import SiteKinds, Width
 
 REST = 60
-"""Seconds before a node is greeted again whose answer was refused: its owner may have mended it."""
-
+"""Seconds before a refused node is greeted again: its owner may have fixed it."""
 HELLO = {"client": int, "width": str, "role": str}
 
 
@@ -25,28 +23,28 @@ class Member(NamedTuple):
     node: int
     client: int
     width: Width | None
-    """Its own; none: drawn by the variant."""
+    """The width of its hardware; none: drawn by the variant."""
     inference: bool
 
 
 @dataclass
 class Roster:
-    """Asks every node who it is, once; asks again those that did not answer, and lists them when they do."""
+    """All nodes of a run. Every node is asked once who it is, and again after it was silent."""
 
     exchange: Exchange
     sites: SiteKinds
     wait: float
     members: dict[int, Member] = field(default_factory=dict)
-    """By node."""
+    """The devices by node."""
     silent: set[int] = field(default_factory=set)
     """Nodes that were asked to work and did not answer."""
     resting: dict[int, float] = field(default_factory=dict)
-    """Until when a node is not greeted."""
+    """The time until which a node is not greeted, by node."""
     asked: dict[str, Question] = field(default_factory=dict)
     connected: set[int] = field(default_factory=set)
 
     def refresh(self) -> None:
-        """Greet new and silent nodes, and take in the answers that are there; waits for nobody."""
+        """Greet new and silent nodes, and read the answers that have arrived, without waiting."""
         self.connected = set(self.exchange.grid.get_node_ids())
         for id, reply in self.exchange.receive(self.asked).items():
             self._welcome(self.asked.pop(id).node, reply)
@@ -65,15 +63,15 @@ class Roster:
                 raise Refused(reply.error)
             values = read_values(reply.content, "answer", HELLO)
             member = Member(node, values["client"], device_width(values["width"], self.sites), values["role"] == "inference")
-            other = next((m for m in self.members.values() if m.client == member.client and m.node != node), None)
-            if other is not None and other.node in self.connected:
-                raise Refused(f"it claims to be client {member.client}, which is node {other.node}")
+            former = next((m for m in self.members.values() if m.client == member.client and m.node != node), None)
+            if former is not None and former.node in self.connected:
+                raise Refused(f"it claims to be client {member.client}, which is node {former.node}")
         except (Refused, AnybitError) as error:
             self.resting[node] = self.exchange.clock() + REST
             self.exchange.log({"event": "refused", "node": node, "reason": str(error)})
             return
-        if other is not None:
-            del self.members[other.node]
+        if former is not None:
+            del self.members[former.node]
         event = "back" if node in self.silent else "device"
         self.silent.discard(node)
         self.members[node] = member
@@ -81,20 +79,6 @@ class Roster:
                            "width": str(member.width) if member.width else None})
 
     def present(self, inference: bool = False) -> dict[int, Member]:
-        """{client: device} of those that are connected and not silent, by client."""
+        """Return {client: device} of those that are connected and not silent, sorted by client."""
         here = (m for m in self.members.values() if m.node in self.connected - self.silent and m.inference == inference)
         return {m.client: m for m in sorted(here, key=lambda m: m.client)}
-
-    def await_devices(self, wanted: int, least: int, wait: float, say: Callable[[str], None]) -> dict[int, Member]:
-        """Wait until `wanted` training devices are there, or until the time is up and `least` are."""
-        clock, end = self.exchange.clock, self.exchange.clock() + wait
-        self.refresh()
-        if len(self.present()) < wanted:
-            say(f"waiting for devices: {len(self.present())} of {wanted}")
-        while len(self.present()) < wanted and clock() < end:
-            self.exchange.sleep(self.exchange.poll)
-            self.refresh()
-        if len(self.present()) < least:
-            raise RunError(f"only {len(self.present())} devices answered within {wait:.0f} s, but a round needs {least}: "
-                           "start more SuperNodes, or lower fleet.minimum; a new 'flwr run' continues from the checkpoint")
-        return self.present()

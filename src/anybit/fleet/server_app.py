@@ -1,4 +1,4 @@
-"""The ServerApp: a recipe, trained by whoever is connected. It writes an ordinary run folder."""
+"""The ServerApp: it trains a recipe with the connected devices, and writes an ordinary run folder."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ logger = logging.getLogger("flwr")
 
 
 def server_app(recipe: str | Path) -> ServerApp:
-    """A ServerApp that trains `recipe`.
+    """Return a ServerApp that trains `recipe`.
 
-    Its run config: run (the run's folder; one that is there already is continued) · overrides ("rounds=3 server.lr=0.1")
-    · imports (modules of yours that the recipe names).
+    Its run config: run (the folder of a new run, or of one to continue) · overrides ("rounds=3 server.lr=0.1") · imports
+    (modules of yours that the recipe names).
     """
     app = ServerApp()
 
@@ -39,14 +39,13 @@ def server_app(recipe: str | Path) -> ServerApp:
 
 
 def serve(grid: Grid, config: Config, path: Path, trusted: list[str], run_id: int = 0) -> None:
-    """Train to the end, or say in the run's log why not. A run that is there already goes on, if it has this config."""
-    if RunFolder(path).finished:
+    """Train to the end, or log why not. A run in the folder is continued, if it has this config."""
+    folder = RunFolder(path)
+    if folder.finished:
         raise RunError(f"{path} is finished: choose another folder for the next run, -c 'run=\"…\"'")
     devices = Devices(grid, config, Components(config, trusted).build_variant().sites, _say)
     opened = open_run(path, config, lambda config: build_task(config, trusted), resume=True, trusted=trusted,
                       compute=lambda task, config: fleet_computation(task, config, devices))
-    folder = opened.folder
-    assert folder is not None
     with opened.held():
         folder.append("fleet", {"event": "run", "id": str(run_id), "resumed": opened.resumed})
         try:

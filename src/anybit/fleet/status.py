@@ -1,7 +1,7 @@
-"""`anybit fleet status`: what Flower says of a run, what the run's own folder says, and which of the two is true.
+"""`anybit fleet status`: the state of a run, by its folder and by Flower.
 
-Flower's word alone is not enough: `flwr run --stream` ends well even when the ServerApp crashed, and a SuperLink that is
-gone says nothing.
+Flower's report alone is not enough: `flwr run --stream` ends well even when the ServerApp crashed, and a SuperLink that
+is gone reports nothing.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from anybit.training.run_folder import RunFolder
 
 State = Literal["waiting", "running", "completed", "failed", "unknown"]
 PATIENCE = 60
-"""Seconds for Flower's command to answer."""
+"""Seconds until Flower's command must have answered."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """Where a run is."""
+    """The status of a run."""
 
     state: State
     reason: str
     round: int
     rounds: int
     devices: int
-    """How many have said hello."""
+    """The number of devices that have said hello."""
     last: dict[str, Any]
     """The last round: asked, answered, missing, rejected, bytes, seconds."""
 
 
 def fleet_status(server: Path, run: str = "run") -> Status:
-    """The status of a run of the project whose server folder this is."""
+    """Return the status of a run in a project's server folder."""
     if not (server / "flwr.sh").is_file():
         raise RunError(f"{server} is not the server folder of a fleet: it has no flwr.sh ('anybit fleet init' writes one)")
     if not (server / run / "config.json").is_file():
@@ -43,10 +43,10 @@ def fleet_status(server: Path, run: str = "run") -> Status:
     folder = RunFolder.open(server / run)
     log, rounds = folder.lines("fleet"), int(folder.config()["rounds"])
     state, reason = _state(server, folder, log)
-    turns = [entry for entry in log if entry["event"] == "round"]
+    last: dict[str, Any] = next((entry for entry in reversed(log) if entry["event"] == "round"), {})
     done = max((entry["round"] for entry in folder.lines("metrics")), default=0)
     greeted = {entry["client"] for entry in log if entry["event"] == "device"}
-    return Status(state, reason, done, rounds, len(greeted), turns[-1] if turns else {})
+    return Status(state, reason, done, rounds, len(greeted), last)
 
 
 def _state(server: Path, folder: RunFolder, log: list[dict[str, Any]]) -> tuple[State, str]:
@@ -59,35 +59,29 @@ def _state(server: Path, folder: RunFolder, log: list[dict[str, Any]]) -> tuple[
     reasons = [entry["reason"] for entry in log if entry["event"] == "failed" and entry["id"] == id]
     if reasons:
         return "failed", reasons[-1]
-    said, details = _flower(server, id)
-    if said in ("pending", "starting", "running"):
+    flower_status, details = _flower(server, id)
+    if flower_status in ("pending", "starting", "running"):
         return "running", ""
-    if said.startswith("finished"):
+    if flower_status.startswith("finished"):
         return "failed", f"Flower ended the run ({details}); its log: ./flwr.sh log {id} fleet --show"
-    if _held(folder):
-        return "running", "the SuperLink does not answer, but the ServerApp is at work"
-    return "unknown", f"the SuperLink does not answer ({details}): is it running? A new run continues from the checkpoint"
-
-
-def _held(folder: RunFolder) -> bool:
-    """Whether a process is training in the folder now."""
     try:
         with folder.locked():
-            return False
-    except RunError:
-        return True
+            return "unknown", (f"the SuperLink does not answer ({details}): is it running? A new run continues from the "
+                               "checkpoint")
+    except RunError:  # a process is training in the folder
+        return "running", "the SuperLink does not answer, but the ServerApp is at work"
 
 
 def _flower(server: Path, id: str) -> tuple[str, str]:
-    """(status, details) of a run, by Flower's own command."""
+    """Ask Flower's command for (status, details) of a run; the status is empty where there is no answer."""
     command = ["./flwr.sh", "list", "fleet", "--run-id", id, "--format", "json"]
     try:
         done = subprocess.run(command, cwd=server, capture_output=True, text=True, timeout=PATIENCE, check=False)
         answer = json.loads(done.stdout)
         if not answer.get("success"):
             return "", " ".join(str(answer.get("error-message", "no reason given")).split())[:200]
-        (found,) = answer["runs"]
-        return str(found["status"]), str(found["status-details"])
+        (run,) = answer["runs"]
+        return str(run["status"]), str(run["status-details"])
     except FileNotFoundError:
         return "", "flwr is not installed here"
     except subprocess.TimeoutExpired:

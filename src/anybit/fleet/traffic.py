@@ -1,4 +1,4 @@
-"""Fewer bits on the way: deltas stochastically rounded for the way up, the model at the device's width for the way down."""
+"""Fewer bits on the wire: deltas stochastically rounded on the way up, the model at the device's width on the way down."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def round_delta(delta: Trainable, bits: int, key: int) -> dict[str, Tensor]:
 
 
 def rounded_layout(like: Trainable, bits: int) -> dict[str, Layout]:
-    """Return the layout of what `round_delta` makes of tensors like these."""
+    """Return the layout of the arrays that `round_delta` makes of tensors like these."""
     packed = {name: Layout(torch.uint8, (packed_size(values.numel(), bits),)) for name, values in like.w.items()}
     return {**packed, **layout(Trainable({}, like.log_steps).named()), SCALES: Layout(torch.float32, (len(like.w),))}
 
@@ -47,8 +47,8 @@ def rounded_layout(like: Trainable, bits: int) -> dict[str, Layout]:
 def unrounded_delta(arrays: Tensors, like: Trainable, bits: int) -> Trainable:
     """Return s·level: the deltas that `round_delta` rounded."""
     top, out = 2 ** (bits - 1) - 1, dict[str, Tensor]()
-    for scale, (name, one) in zip(arrays[SCALES].tolist(), layout(like.w).items(), strict=True):
-        levels = _unpacked(arrays[name], bits, one)
+    for scale, (name, expected) in zip(arrays[SCALES].tolist(), layout(like.w).items(), strict=True):
+        levels = _unpacked(arrays[name], bits, expected)
         if scale < 0 or float(levels.max()) > 2 * top:
             raise Refused(f"delta '{name}': codes or scale outside their range")
         out[name] = (levels - top) * scale
@@ -66,7 +66,7 @@ def low_bit_weights(prepared: nn.Module, w: Tensors, table: StepTable, width: Wi
 
 
 def low_bit_layout(prepared: nn.Module, like: Mapping[str, Layout], table: StepTable, width: Width) -> dict[str, Layout]:
-    """Return the layout of what `low_bit_weights` makes of parameters of this layout."""
+    """Return the layout of the arrays that `low_bit_weights` makes of parameters of this layout."""
     packed = {parameter: Layout(torch.uint8, (packed_size(like[parameter].size, site.bits_at(width)),))
               for parameter, site, _ in _quantized(prepared, table, width)}
     return {**like, **packed}
@@ -83,7 +83,7 @@ def restored_weights(prepared: nn.Module, arrays: Tensors, like: Mapping[str, La
 
 
 def _quantized(prepared: nn.Module, table: StepTable, width: Width) -> Iterator[tuple[str, Quantizer, Tensor]]:
-    """List (parameter, its site, its step sizes) of every weight that `width` quantizes."""
+    """Yield (parameter, site, step sizes) of every weight that `width` quantizes."""
     sites = quantizers(prepared)
     for name, parameter in weight_sites(prepared).items():
         if sites[name].bits_at(width) != FLOAT:

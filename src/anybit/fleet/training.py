@@ -1,4 +1,4 @@
-"""A training whose cohort is elsewhere: the same loop, with rounds, activation ranges and a last word from devices."""
+"""Training with devices: the usual loop, with rounds and activation ranges from devices, and a delivery at the end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from anybit.federated.robust import combiner
 from anybit.federated.sampling import sample_cohort, shares
 from anybit.federated.state import State
 from anybit.fleet.calibration import check_errors, check_seen, merged_errors, merged_seen
-from anybit.fleet.checks import ANSWER, Update, check_origin, check_update
+from anybit.fleet.checks import ANSWER, Update, check_update, read_answer
 from anybit.fleet.devices import Devices
 from anybit.fleet.exchange import Reply
 from anybit.fleet.flower import ArrayRecord
 from anybit.fleet.roster import Member
 from anybit.fleet.traffic import low_bit_weights
-from anybit.fleet.wire import Refused, payload_bytes, read_values, to_record
+from anybit.fleet.wire import payload_bytes, to_record
 from anybit.quant.calibrate import ranges_of, table_of
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import ActivationRule, StepTable
@@ -40,11 +40,11 @@ from anybit.training.task import Task, Trained
 T = TypeVar("T")
 
 CALIBRATION = -1
-"""The round in whose name the devices of a calibration are drawn."""
+"""The round number with which the devices of a calibration are drawn."""
 
 
 def fleet_computation(task: Task, config: Config, devices: Devices) -> Computation:
-    """Open what the server computes with. It touches no training example unless calibration = "server"."""
+    """Open the server's computation. It touches no training example unless calibration = "server"."""
     on_devices = config.fleet.calibration == "devices"
     if on_devices:  # test inputs stand in where only shapes and diagnostics are wanted
         task = replace(task, data=replace(task.data, train=task.data.test, coarse=None, ids=None))
@@ -57,13 +57,12 @@ def fleet_computation(task: Task, config: Config, devices: Devices) -> Computati
 
 
 def _check_minimum(task: Task, config: Config) -> None:
-    """Raise where no round can be good; who takes part is known when the devices say hello."""
     if config.fleet.minimum > config.cohort:
         raise ConfigError(f"fleet.minimum = {config.fleet.minimum}, but a cohort has only {config.cohort}")
 
 
 def train_fleet(opened: OpenRun, devices: Devices, watch: Watch, callbacks: Sequence[Callback] = ()) -> Trained:
-    """Train to the end with deltas from the devices, then send the trained model to those that only infer."""
+    """Train to the end with deltas from the devices, then send the trained model to the devices that only infer."""
     devices.folder = opened.folder
     if not devices.roster.members:
         devices.present(opened.config.cohort, opened.config.fleet.minimum)
@@ -74,7 +73,7 @@ def train_fleet(opened: OpenRun, devices: Devices, watch: Watch, callbacks: Sequ
 
 
 class FleetRounds:
-    """Rounds that devices compute."""
+    """The rounds of a training, computed by devices."""
 
     def __init__(self, training: Training, devices: Devices) -> None:
         self.computation, self.devices, self.last_good = training.computation, devices, training.last_good
@@ -82,24 +81,22 @@ class FleetRounds:
 
     def __call__(self, state: State, round: int) -> RoundResult:
         """Run a round: ask a cohort until enough of it answers, then take the server's step."""
-        updates, device = self._enough_updates(state, round), self.computation.device
-        cohort, parts = answered(round, updates, device)
+        options = self.devices.options
+        for _ in range(options.tries):
+            updates = self._updates(state, round)
+            if len(updates) >= options.minimum:
+                break
+        else:
+            raise RunError(f"round {round + 1} had fewer than {options.minimum} good answers, {options.tries} times (see "
+                           f"fleet.jsonl): fix the devices, or lower fleet.minimum{self.last_good()}")
+        cohort, parts = answered(round, updates, self.computation.device)
         combine = combiner(self.computation.config.server)
         delta, losses = combine(parts, cohort.width_bits, self.computation.weighting(cohort))
         self.devices.round = round + 1
         return RoundResult(server_update(state, delta, self.computation.server), losses, cohort)
 
     def release(self) -> None:
-        """Hold nothing back: the devices' memory is theirs."""
-
-    def _enough_updates(self, state: State, round: int) -> list[Update]:
-        options = self.devices.options
-        for _ in range(options.tries):
-            updates = self._updates(state, round)
-            if len(updates) >= options.minimum:
-                return updates
-        raise RunError(f"round {round + 1} had fewer than {options.minimum} good answers, {options.tries} times (see "
-                       f"fleet.jsonl): fix the devices, or lower fleet.minimum{self.last_good()}")
+        """Do nothing: the devices free their own memory."""
 
     def _updates(self, state: State, round: int) -> list[Update]:
         """Ask a cohort to train; return the good answers, in the order of the cohort."""
@@ -130,29 +127,29 @@ class FleetRounds:
 
 
 def answered(round: int, updates: list[Update], device: torch.device) -> tuple[Cohort, list[Part]]:
-    """Return what the server knows of the cohort that answered, and its deltas and losses; short losses end in zeros."""
-    count, steps = len(updates), max(len(u.losses) for u in updates)
-    rows, parts = torch.zeros(count, steps, 1, device=device), list[Part]()
+    """Return the cohort of the devices that answered, and their deltas and losses; short losses end in zeros."""
+    count, local_steps = len(updates), max(len(u.losses) for u in updates)
+    rows, parts = torch.zeros(count, local_steps, 1, device=device), list[Part]()
     for i, update in enumerate(updates):
         rows[i, :len(update.losses)] = 1
-        losses = pad(update.losses, (0, steps - len(update.losses)))
+        losses = pad(update.losses, (0, local_steps - len(update.losses)))
         parts.append((slice(i, i + 1), moved(picked(update.delta, None), device), losses[None].to(device)))
     cohort = Cohort(round, tuple(u.client for u in updates), tuple(u.width for u in updates),
                     tuple(u.examples for u in updates), torch.tensor([u.width for u in updates], device=device),
-                    torch.zeros(count, steps, 1, dtype=torch.int64, device=device), rows,
+                    torch.zeros(count, local_steps, 1, dtype=torch.int64, device=device), rows,
                     torch.zeros(count, dtype=torch.int64, device=device))
     return cohort, parts
 
 
 class Calibration:
-    """Finds activation step sizes with the devices' data: (w, rule) → a table."""
+    """The search for activation step sizes with the devices' data: (w, rule) → a table."""
 
     def __init__(self, computation: Computation, devices: Devices) -> None:
         self.task, self.config, self.device = computation.task, computation.config, computation.device
         self.devices = devices
 
     def __call__(self, w: Tensors, rule: ActivationRule) -> StepTable:
-        """Ask some devices what passes their sites, and merge their answers."""
+        """Ask some devices for statistics of their sites, and merge their answers."""
         present = list(self.devices.present(1, 1).values())
         chosen = sample_clients(self.config.seed, CALIBRATION, len(present),
                                 min(self.config.fleet.calibration_devices, len(present)))
@@ -179,7 +176,7 @@ class Calibration:
 
 
 def deliver(computation: Computation, devices: Devices, trained: Trained) -> None:
-    """Send the trained model to the devices that only infer, each at its width, and hear how it fares there."""
+    """Send the trained model to the devices that only infer, each at its width, and log their scores."""
     devices.roster.refresh()
     members = list(devices.roster.present(inference=True).values())
     if not members:
@@ -193,10 +190,7 @@ def deliver(computation: Computation, devices: Devices, trained: Trained) -> Non
                  for m in members]
 
     def check(reply: Reply) -> dict[str, Any]:
-        if reply.content is None:
-            raise Refused(reply.error)
-        values = read_values(reply.content, "answer", {**ANSWER, "score": float})
-        check_origin(values, reply.client, devices.round)
+        _, values = read_answer(reply, devices.round, {**ANSWER, "score": float})
         return {"client": reply.client, "width": str(widths[reply.client]), "score": values["score"],
                 "examples": values["examples"], "seconds": values["seconds"]}
 

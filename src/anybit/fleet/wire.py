@@ -1,13 +1,13 @@
-"""Tensors in Flower's records. What comes in is checked against what was expected before it counts; nothing is unpickled.
+"""Tensors in Flower's records, checked against what was expected before they count; nothing is unpickled.
 
-All tensors of a record travel as one array in the safetensors format: Flower fetches every array by requests of its own,
+All tensors of a record travel as one array in the safetensors format: Flower fetches every array by separate requests,
 and checks nothing about it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -20,15 +20,15 @@ from anybit.tensors import Tensors
 
 KEY, FORMAT = "tensors", "safetensors"
 HEADER_BYTES = 512
-"""What a tensor's entry in the header may take, at most."""
+"""The most that a tensor's entry in the header may take."""
 
 
 class Refused(Exception):
-    """An answer that does not count, and why."""
+    """An answer does not count, for the reason given."""
 
 
 class Layout(NamedTuple):
-    """What a tensor must be."""
+    """The type and shape that a tensor must have."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
 
 
 def layout(tensors: Tensors) -> dict[str, Layout]:
-    """The layouts of tensors, by name."""
+    """Return the layouts of tensors, by name."""
     return {name: Layout(t.dtype, tuple(t.shape)) for name, t in tensors.items()}
 
 
@@ -49,24 +49,28 @@ def to_record(tensors: Tensors) -> ArrayRecord:
 
 
 def payload_bytes(content: RecordDict) -> int:
-    """What the arrays of a message weigh."""
+    """Count the bytes of a message's arrays."""
     return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
 def read_tensors(content: RecordDict, record: str, expected: Mapping[str, Layout]) -> dict[str, Tensor]:
-    """The tensors of one record, in the order of `expected`: all names, shapes and types as expected, all values finite."""
-    room = sum(one.size * one.dtype.itemsize + HEADER_BYTES for one in expected.values()) + HEADER_BYTES
-    found = _unpacked(content, record, room)
-    _check_names(record, found, expected)
+    """Read the tensors of a record, in the order of `expected`: names, shapes and types as expected, values finite."""
+    room = sum(entry.size * entry.dtype.itemsize + HEADER_BYTES for entry in expected.values()) + HEADER_BYTES
+    tensors = _unpacked(content, record, room)
+    missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
+    if missing:
+        raise Refused(f"{record}: '{min(missing)}' is missing" + (f", and {len(missing) - 1} more" if missing else ""))
+    if unknown:
+        raise Refused(f"{record}: '{_brief(min(unknown))}' is unknown")
     for name, (dtype, shape) in expected.items():
-        tensor = found[name]
+        tensor = tensors[name]
         if tuple(tensor.shape) != shape:
             raise Refused(f"{record} '{name}': shape {_brief(tuple(tensor.shape))} instead of {shape}")
         if tensor.dtype != dtype:
             raise Refused(f"{record} '{name}': {tensor.dtype} instead of {dtype}")
         if not bool(torch.isfinite(tensor).all()):
             raise Refused(f"{record} '{name}': values that are not finite")
-    return {name: found[name] for name in expected}
+    return {name: tensors[name] for name in expected}
 
 
 def _unpacked(content: RecordDict, record: str, room: float) -> dict[str, Tensor]:
@@ -82,27 +86,19 @@ def _unpacked(content: RecordDict, record: str, room: float) -> dict[str, Tensor
         raise Refused(_brief(error, 200)) from None
 
 
-def _check_names(record: str, found: Iterable[str], expected: Iterable[str]) -> None:
-    missing, unknown = set(expected) - set(found), set(found) - set(expected)
-    if missing:
-        raise Refused(f"{record}: '{min(missing)}' is missing" + (f", and {len(missing) - 1} more" if missing else ""))
-    if unknown:
-        raise Refused(f"{record}: '{_brief(min(unknown))}' is unknown")
-
-
 def _brief(value: object, length: int = 60) -> str:
     text = str(value)
     return text if len(text) <= length else text[:length] + "…"
 
 
 def read_values(content: RecordDict, record: str, expected: Mapping[str, type]) -> dict[str, Any]:
-    """The values of one record, each of its type; numbers finite."""
-    found = content.config_records.get(record)
-    if found is None:
+    """Read the values of a record, each of its expected type, numbers finite."""
+    received = content.config_records.get(record)
+    if received is None:
         raise Refused(f"no values '{record}'")
     values = {}
     for name, kind in expected.items():
-        value = found.get(name)
+        value = received.get(name)
         if kind is list:
             good = isinstance(value, list) and all(isinstance(v, float) and math.isfinite(v) for v in value)
         else:

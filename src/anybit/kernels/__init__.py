@@ -1,4 +1,4 @@
-"""Kernels for what libraries do slowly: Triton ones for stacked clients here, C++ ones for a client on a core in native/."""
+"""Kernels that are faster than the libraries': Triton for stacked clients here, C++ for a client on a core in native/."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from anybit.layers import GroupNormReLU
 
 
 def has_kernels() -> bool:
-    """Whether Triton is there, which PyTorch brings along on GPU machines."""
+    """Tell if Triton is installed, which PyTorch brings along on GPU machines."""
     return importlib.util.find_spec("triton") is not None
 
 
 def use_kernels(model: nn.Module) -> None:
-    """Give the layers of a prepared model the kernels that stand in for them: square 2-d convolutions, norms with ReLU."""
+    """Give kernels to the square 2-d convolutions, and the norms with ReLU, of a prepared model."""
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d) and is_plain(layer):
             layer.kernel = _convolution  # type: ignore[assignment]
@@ -25,7 +25,7 @@ def use_kernels(model: nn.Module) -> None:
 
 
 def is_plain(layer: nn.Conv2d) -> bool:
-    """Square, one group, no dilation, zeros around."""
+    """Tell if a convolution is square, has one group and no dilation, and pads with zeros."""
     if isinstance(layer.padding, str) or layer.padding_mode != "zeros" or layer.groups != 1 or {*layer.dilation} != {1}:
         return False
     square = all(len({*sizes}) == 1 for sizes in (layer.kernel_size, layer.stride, layer.padding))

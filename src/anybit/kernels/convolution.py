@@ -1,9 +1,9 @@
 """2-d convolutions of many clients at once, each with its own weights, on a GPU's matrix units.
 
 A stack of clients is a grouped convolution, for which libraries convert layouts and waste most of a tile on 16 channels.
-Here a client is one dimension of the launch grid, and images lie in channels-last order: what the taps of one kernel row
-read is one contiguous piece of (column, channel), so that a convolution is a plain matrix product whose left side is
-gathered while it is multiplied, with nothing unfolded in memory. Tiles are the fastest of those tried on an H200.
+Here a client is one dimension of the launch grid, and images lie in channels-last order: the taps of a kernel row read one
+contiguous piece of (column, channel), so that a convolution is a matrix product whose left side is gathered while it is
+multiplied, with nothing unfolded in memory. Tiles are the fastest of those tried on an H200.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ PROGRAMS = 1056
 """Programs that keep a large GPU busy; a sum over pixels is cut into as many parts as that takes."""
 
 MANY = 16
-"""Input channels from which a tap fills a tile; fewer are taken together with other taps."""
+"""Input channels that fill a tile with one tap; with fewer, several taps share a tile."""
 
 
 @triton.jit
 def _pixel(m, H: tl.constexpr, W: tl.constexpr):
-    """(image, row, column) of pixel number m."""
+    """Return (image, row, column) of pixel number m."""
     rest = m // W
     return rest // H, rest % H, m % W
 
@@ -36,10 +36,10 @@ def _pixel(m, H: tl.constexpr, W: tl.constexpr):
 def _convolve_kernel(x, w, y, pixels, H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, I: tl.constexpr,
                      O: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, MANY: tl.constexpr,
                      BM: tl.constexpr, BJ: tl.constexpr, BO: tl.constexpr):
-    """y[g, m, o] = Σ_j x[g, corner(m) + place(j)] · w[g, o, j], j = (kernel row, tap, channel).
+    """Compute y[g, m, o] = Σ_j x[g, corner(m) + place(j)] · w[g, o, j], j = (kernel row, tap, channel).
 
     Sizes are constants: divisions by them would cost more than the products. With many channels a piece of j lies in one
-    tap, so that what is seen of the image depends on the pixel alone and channels are read in whole vectors.
+    tap, so that the mask depends on the pixel alone and channels are read in full vectors.
     """
     g = tl.program_id(2).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -75,7 +75,7 @@ def _convolve_kernel(x, w, y, pixels, H: tl.constexpr, W: tl.constexpr, OH: tl.c
 def _strided_grad_kernel(dy, w, dx, pixels, H: tl.constexpr, W: tl.constexpr, IH: tl.constexpr, IW: tl.constexpr,
                          O: tl.constexpr, I: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
                          BM: tl.constexpr, BO: tl.constexpr, BI: tl.constexpr):
-    """The gradient of the input when stride > 1, w as [g, i, row, tap, o].
+    """Compute the gradient of the input when stride > 1, w as [g, i, row, tap, o].
 
     Pixels whose position has the same remainder by the stride meet the same taps, so a program takes one remainder.
     """
@@ -109,7 +109,7 @@ def _strided_grad_kernel(dy, w, dx, pixels, H: tl.constexpr, W: tl.constexpr, IH
 
 @triton.jit
 def _halves(a):
-    """float32 a as the sum of two bfloat16: the upper half of its bits, and what that leaves."""
+    """Split float32 a into a sum of two bfloat16: the upper half of its bits, and the remainder."""
     bits = a.to(tl.uint32, bitcast=True)
     high = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     return high, (a - (bits & 0xFFFF0000).to(tl.float32, bitcast=True)).to(tl.bfloat16)
@@ -117,7 +117,7 @@ def _halves(a):
 
 @triton.jit
 def _transposed_dot(a, b, total, SPLIT: tl.constexpr):
-    """total + aᵀ·b. The matrix units transpose 16-bit tiles only, so float32 goes through as sums of two bfloat16:
+    """Compute total + aᵀ·b. Matrix units transpose 16-bit tiles only, so float32 is split into sums of two bfloat16:
     three products, closer to float32 than one in TF32."""
     if SPLIT:
         a_high, a_low = _halves(a)
@@ -135,10 +135,10 @@ def _weight_grad_kernel(x, dy, out, pixels, H: tl.constexpr, W: tl.constexpr, OH
                         I: tl.constexpr, O: tl.constexpr, K: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr,
                         SPLIT: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
                         BM: tl.constexpr, BJ: tl.constexpr, BO: tl.constexpr):
-    """out[g, part, row, j, o] = Σ over the part's pixels m of x[g, segment(m, row) + j] · dy[g, m, o].
+    """Compute out[g, part, row, j, o] = Σ over the part's pixels m of x[g, segment(m, row) + j] · dy[g, m, o].
 
-    A program takes ROWS rows of the kernel, for which it reads dy once. Parts are added up afterwards in a fixed order:
-    no atomics, the same bits always.
+    A program reads dy once for ROWS rows of the kernel. Parts are added up afterwards in a fixed order, without atomics:
+    always the same bits.
     """
     part, g = tl.program_id(0), tl.program_id(2).to(tl.int64)
     blocks: tl.constexpr = (K * I + BJ - 1) // BJ
@@ -171,54 +171,50 @@ def _tile(size: int, most: int) -> int:
     return min(most, max(16, int(triton.next_power_of_2(size))))
 
 
-def _out(side: int, kernel: int, stride: int, padding: int) -> int:
-    return (side + 2 * padding - kernel) // stride + 1
-
-
 def _convolve(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
-    """x ∗ w; x (client, image, channel, row, column), w (client, out, row, tap, in)."""
+    """Compute x ∗ w; x (client, image, channel, row, column), w (client, out, row, tap, in)."""
     x, w = laid_out(x), w.contiguous()
-    clients, images, inner, height, width = x.shape
+    clients, images, inner, rows, columns = x.shape
     outer, kernel = w.shape[1:3]
-    out_height, out_width = _out(height, kernel, stride, padding), _out(width, kernel, stride, padding)
-    y = channels_last(x, clients, images, outer, out_height, out_width)
-    pixels, tile = images * out_height * out_width, _tile(outer, 64)
+    y = _fake_convolve(x, w, stride, padding)
+    out_rows, out_columns = y.shape[3:]
+    pixels, tile = images * out_rows * out_columns, _tile(outer, 64)
     together = _tile(inner, 32) if inner >= MANY else _tile(kernel * kernel * inner, 128)
     _convolve_kernel[(triton.cdiv(pixels, 128), triton.cdiv(outer, tile), clients)](
-        x, w, y, pixels, H=height, W=width, OH=out_height, OW=out_width, I=inner, O=outer, K=kernel, STRIDE=stride,
+        x, w, y, pixels, H=rows, W=columns, OH=out_rows, OW=out_columns, I=inner, O=outer, K=kernel, STRIDE=stride,
         PAD=padding, MANY=MANY, BM=128, BJ=together, BO=tile, num_warps=4)
     return y
 
 
-def _strided_grad(dy: Tensor, w: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
-    """The gradient of the input when stride > 1; w (client, in, row, tap, out)."""
+def _strided_grad(dy: Tensor, w: Tensor, rows: int, columns: int, stride: int, padding: int) -> Tensor:
+    """Compute the gradient of the input when stride > 1; w (client, in, row, tap, out)."""
     dy, w = laid_out(dy), w.contiguous()
     clients, images, outer = dy.shape[:3]
     inner, kernel = w.shape[1:3]
-    dx = channels_last(dy, clients, images, inner, height, width)
-    each, tile = images * triton.cdiv(height, stride) * triton.cdiv(width, stride), _tile(inner, 64)
-    _strided_grad_kernel[(triton.cdiv(each, 128), stride * stride * triton.cdiv(inner, tile), clients)](
-        dy, w, dx, images * height * width, H=dy.shape[3], W=dy.shape[4], IH=height, IW=width, O=outer, I=inner, K=kernel,
+    dx = _fake_strided_grad(dy, w, rows, columns, stride, padding)
+    per_remainder, tile = images * triton.cdiv(rows, stride) * triton.cdiv(columns, stride), _tile(inner, 64)
+    _strided_grad_kernel[(triton.cdiv(per_remainder, 128), stride * stride * triton.cdiv(inner, tile), clients)](
+        dy, w, dx, images * rows * columns, H=dy.shape[3], W=dy.shape[4], IH=rows, IW=columns, O=outer, I=inner, K=kernel,
         STRIDE=stride, PAD=padding, BM=128, BO=_tile(outer, 64), BI=tile, num_warps=4)
     return dx
 
 
 def _weight_grad(x: Tensor, dy: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
-    """The gradient of w (client, part, row, tap, in, out) in float32, still to be summed over parts."""
+    """Compute the gradient of w (client, part, row, tap, in, out) in float32, still to be summed over parts."""
     x, dy = laid_out(x), laid_out(dy)
-    clients, _, inner, height, width = x.shape
-    outer, out_height, out_width = dy.shape[2:]
+    clients, images, inner, rows, columns = x.shape
+    outer, out_rows, out_columns = dy.shape[2:]
     plan = _weight_plan(x, dy, kernel)
     out = x.new_empty((clients, plan.parts, kernel, kernel, inner, outer), dtype=torch.float32)
     _weight_grad_kernel[(plan.parts, plan.programs, clients)](
-        x, dy, out, x.shape[1] * out_height * out_width, H=height, W=width, OH=out_height, OW=out_width,
+        x, dy, out, images * out_rows * out_columns, H=rows, W=columns, OH=out_rows, OW=out_columns,
         I=inner, O=outer, K=kernel, STRIDE=stride, PAD=padding, SPLIT=x.is_cuda and x.dtype == torch.float32,
         STEPS=plan.steps, ROWS=plan.rows, STAGES=plan.stages, BM=plan.pixels, BJ=plan.tile_j, BO=plan.tile_o, num_warps=4)
     return out
 
 
 class _Plan(NamedTuple):
-    """How a sum over pixels is cut: into parts, each of so many steps of so many pixels, by so many programs."""
+    """The cut of a sum over pixels: parts of so many steps of so many pixels each, in so many programs."""
 
     parts: int
     steps: int
@@ -231,10 +227,9 @@ class _Plan(NamedTuple):
 
 
 def _weight_plan(x: Tensor, dy: Tensor, kernel: int) -> _Plan:
-    """Rows of the kernel share a program where registers have room for their sums. float32 is split on its way, which a
-    load that runs ahead would slow down."""
-    wide = x.element_size() > 2
-    pixels, stages = (32, 1) if wide else (64, 3)
+    """Let rows of the kernel share a program where registers have room for their sums."""
+    # float32 is split on its way, which a load that runs ahead would slow down.
+    pixels, stages = (32, 1) if x.element_size() > 2 else (64, 3)
     tile_j, tile_o = _tile(kernel * x.shape[2], 64), _tile(dy.shape[2], 64)
     rows = kernel if kernel * tile_j * tile_o <= 3 * 64 * 64 else 1
     programs = kernel // rows * triton.cdiv(kernel * x.shape[2], tile_j) * triton.cdiv(dy.shape[2], tile_o)
@@ -244,12 +239,12 @@ def _weight_plan(x: Tensor, dy: Tensor, kernel: int) -> _Plan:
 
 
 def _fake_convolve(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
-    height, width = (_out(side, w.shape[2], stride, padding) for side in x.shape[3:])
-    return channels_last(x, x.shape[0], x.shape[1], w.shape[1], height, width)
+    rows, columns = ((side + 2 * padding - w.shape[2]) // stride + 1 for side in x.shape[3:])
+    return channels_last(x, x.shape[0], x.shape[1], w.shape[1], rows, columns)
 
 
-def _fake_strided_grad(dy: Tensor, w: Tensor, height: int, width: int, stride: int, padding: int) -> Tensor:
-    return channels_last(dy, dy.shape[0], dy.shape[1], w.shape[1], height, width)
+def _fake_strided_grad(dy: Tensor, w: Tensor, rows: int, columns: int, stride: int, padding: int) -> Tensor:
+    return channels_last(dy, dy.shape[0], dy.shape[1], w.shape[1], rows, columns)
 
 
 def _fake_weight_grad(x: Tensor, dy: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
@@ -258,14 +253,14 @@ def _fake_weight_grad(x: Tensor, dy: Tensor, kernel: int, stride: int, padding: 
 
 
 convolve = operator("convolve(Tensor x, Tensor w, int stride, int padding) -> Tensor", _convolve, _fake_convolve)
-strided_grad = operator("strided_grad(Tensor dy, Tensor w, int height, int width, int stride, int padding) -> Tensor",
+strided_grad = operator("strided_grad(Tensor dy, Tensor w, int rows, int columns, int stride, int padding) -> Tensor",
                         _strided_grad, _fake_strided_grad)
 weight_grad = operator("weight_grad(Tensor x, Tensor dy, int kernel, int stride, int padding) -> Tensor",
                        _weight_grad, _fake_weight_grad)
 
 
 class _Conv2d(torch.autograd.Function):
-    """The operators as one differentiable function of x (client, image, channel, row, column) and the usual w."""
+    """The operators as one differentiable function of x (client, image, channel, row, column) and w in torch's layout."""
 
     generate_vmap_rule = True
 
@@ -296,11 +291,8 @@ class _Conv2d(torch.autograd.Function):
 
 
 def conv2d(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
-    """x ∗ w of one client, (image, channel, row, column), in bf16 under autocast; map it over clients with vmap.
-
-    float64, which the matrix units do not take, goes to the library.
-    """
-    if x.dtype == torch.float64:
+    """Compute x ∗ w of one client, (image, channel, row, column), in bf16 under autocast; map it over clients with vmap."""
+    if x.dtype == torch.float64:  # which the matrix units do not take
         return F.conv2d(x, w, stride=stride, padding=padding)
     if torch.is_autocast_enabled(x.device.type):
         x, w = x.to(torch.bfloat16), w.to(torch.bfloat16)

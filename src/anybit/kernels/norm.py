@@ -1,8 +1,7 @@
 """ReLU(GroupNorm(x) + shortcut) of many clients at once: one read and one write instead of a chain of passes.
 
-One program takes one image of one client, in channels-last order, and holds all of it. The gradient needs the input, the
-two moments per group and where the ReLU passed; sums over pixels for γ and β leave the kernel per image and are added up
-outside. Sizes are constants of the kernels.
+One program takes one image of one client, in channels-last order, and holds all of it. The gradient needs the input, two
+moments per group and the ReLU's mask; the sums over pixels for γ and β are added up over the images outside the kernel.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from torch import Tensor
 from anybit.kernels.operators import channels_last, laid_out, operator
 
 MOST = 16384
-"""Values of one image that a program can hold; larger images stay with the library's kernels."""
+"""Most values of an image that a program can hold; larger images stay with the library's kernels."""
 
 FORWARD, BACKWARD = 64, 32
-"""Values of one image that a thread holds."""
+"""Values of an image that a thread holds."""
 
 
 @triton.jit
 def _of_group(sums, C: tl.constexpr, GROUPS: tl.constexpr, BC: tl.constexpr):
-    """Per channel the sum over its group, from the sums per channel."""
+    """Sum over the group of each channel, from sums per channel."""
     if C == BC:
         group = tl.sum(tl.reshape(sums, (GROUPS, BC // GROUPS)), 1)
         out = tl.reshape(tl.broadcast_to(group[:, None], (GROUPS, BC // GROUPS)), (BC,))
@@ -38,7 +37,7 @@ def _of_group(sums, C: tl.constexpr, GROUPS: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def _over_group(a, C: tl.constexpr, GROUPS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
-    """Per channel the sum over all pixels of its group; over channels first, which lie in one thread."""
+    """Sum over all pixels of the group of each channel; over channels first, which lie in one thread."""
     if C == BC:
         group = tl.sum(tl.sum(tl.reshape(a, (BP, GROUPS, BC // GROUPS)), 2), 0)
         out = tl.reshape(tl.broadcast_to(group[:, None], (GROUPS, BC // GROUPS)), (BC,))
@@ -49,7 +48,7 @@ def _over_group(a, C: tl.constexpr, GROUPS: tl.constexpr, BP: tl.constexpr, BC: 
 
 @triton.jit
 def _read(at, alive, EVEN: tl.constexpr):
-    """What lies there; a tile that is all image needs no mask."""
+    # A tile that is all image needs no mask.
     return tl.load(at) if EVEN else tl.load(at, mask=alive, other=0.0)
 
 
@@ -64,7 +63,7 @@ def _write(at, value, alive, EVEN: tl.constexpr):
 @triton.jit
 def _forward_kernel(x, shortcut, gamma, beta, y, moments, eps, IMAGES: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
                     GROUPS: tl.constexpr, HAS_SHORTCUT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
-    """y = ReLU(x·factor + level + shortcut) with factor = γ/σ, level = β − μ·factor; and μ, 1/σ per channel."""
+    """Compute y = ReLU(x·factor + level + shortcut) with factor = γ/σ, level = β − μ·factor; and μ, 1/σ per channel."""
     even: tl.constexpr = P == BP and C == BC
     count: tl.constexpr = P * (C // GROUPS)
     image = tl.program_id(0).to(tl.int64)
@@ -90,7 +89,7 @@ def _forward_kernel(x, shortcut, gamma, beta, y, moments, eps, IMAGES: tl.conste
 @triton.jit
 def _backward_kernel(dy, y, x, moments, gamma, beta, dx, dshortcut, sums, IMAGES: tl.constexpr, P: tl.constexpr,
                      C: tl.constexpr, GROUPS: tl.constexpr, HAS_SHORTCUT: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):
-    """dx = dz·factor − x·along + rest, dz the gradient where the ReLU passed; and the sums over pixels for dγ and dβ.
+    """Compute dx = dz·factor − x·along + rest, dz the gradient where the ReLU passed; and the sums over pixels for dγ, dβ.
 
     Without a shortcut the sign of y follows from x, so that y need not be read.
     """
@@ -122,12 +121,9 @@ def _backward_kernel(dy, y, x, moments, gamma, beta, dx, dshortcut, sums, IMAGES
 
 
 def fits(x: Tensor, channels: int, groups: int) -> bool:
-    """Whether one program can hold an image, in a precision the kernel has."""
-    if x.dtype == torch.float64:
-        return False
-    pixels = x.shape[-1] * x.shape[-2]
-    return channels <= 128 and channels % groups == 0 and \
-        int(triton.next_power_of_2(pixels)) * int(triton.next_power_of_2(channels)) <= MOST
+    """Tell if one program can hold an image, in a precision that the kernel has."""
+    tile = int(triton.next_power_of_2(x.shape[-1] * x.shape[-2])) * int(triton.next_power_of_2(channels))
+    return x.dtype != torch.float64 and channels <= 128 and channels % groups == 0 and tile <= MOST
 
 
 def _sizes(x: Tensor) -> dict[str, int]:
@@ -142,7 +138,7 @@ def _warps(sizes: dict[str, int], held: int) -> int:
 
 def _norm_relu(x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, groups: int,
                eps: float) -> tuple[Tensor, Tensor]:
-    """(y, moments (client, image, 2, channel)); γ and β (client, channel)."""
+    """Return (y, moments (client, image, 2, channel)); γ and β are (client, channel)."""
     x = laid_out(x)
     shortcut = None if shortcut is None else laid_out(shortcut)
     y, moments = _fake_norm_relu(x, shortcut, gamma, beta, groups, eps)
@@ -155,7 +151,7 @@ def _norm_relu(x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, 
 
 def _norm_relu_grad(dy: Tensor, y: Tensor, x: Tensor, moments: Tensor, gamma: Tensor, beta: Tensor, groups: int,
                     has_shortcut: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """(dx, dshortcut (empty if there is none), sums (client, image, 2, channel) for dγ and dβ)."""
+    """Return (dx, dshortcut (empty if there is none), sums (client, image, 2, channel) for dγ and dβ)."""
     dy, y, x = laid_out(dy), laid_out(y), laid_out(x)
     dx, dshortcut, sums = _fake_norm_relu_grad(dy, y, x, moments, gamma, beta, groups, has_shortcut)
     sizes = _sizes(x)
@@ -165,18 +161,15 @@ def _norm_relu_grad(dy: Tensor, y: Tensor, x: Tensor, moments: Tensor, gamma: Te
     return dx, dshortcut, sums
 
 
-def _like(x: Tensor) -> Tensor:
-    return channels_last(x, *x.shape[:3], *x.shape[3:])
-
-
 def _fake_norm_relu(x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, groups: int,
                     eps: float) -> tuple[Tensor, Tensor]:
-    return _like(x), x.new_empty((*x.shape[:2], 2, x.shape[2]), dtype=torch.float32)
+    return channels_last(x, *x.shape), x.new_empty((*x.shape[:2], 2, x.shape[2]), dtype=torch.float32)
 
 
 def _fake_norm_relu_grad(dy: Tensor, y: Tensor, x: Tensor, moments: Tensor, gamma: Tensor, beta: Tensor, groups: int,
                          has_shortcut: bool) -> tuple[Tensor, Tensor, Tensor]:
-    return _like(x), _like(x) if has_shortcut else x.new_empty((x.shape[0], 0)), torch.empty_like(moments)
+    dshortcut = channels_last(x, *x.shape) if has_shortcut else x.new_empty((x.shape[0], 0))
+    return channels_last(x, *x.shape), dshortcut, torch.empty_like(moments)
 
 
 norm_relu_forward = operator("norm_relu(Tensor x, Tensor? shortcut, Tensor gamma, Tensor beta, int groups, float eps)"
@@ -187,8 +180,6 @@ norm_relu_grad = operator("norm_relu_grad(Tensor dy, Tensor y, Tensor x, Tensor 
 
 
 class _NormReLU(torch.autograd.Function):
-    """The two operators as one differentiable function."""
-
     generate_vmap_rule = True
 
     @staticmethod
@@ -203,7 +194,7 @@ class _NormReLU(torch.autograd.Function):
         y, moments = output
         ctx.has_shortcut = shortcut is not None
         ctx.mark_non_differentiable(moments)
-        # What is not read is not kept.
+        # Without a shortcut y is not read again, so it is not kept.
         ctx.save_for_backward(x, gamma, beta, x if shortcut is None else y, moments)
 
     @staticmethod
@@ -215,8 +206,7 @@ class _NormReLU(torch.autograd.Function):
 
 
 def norm_relu(x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, groups: int, eps: float) -> Tensor:
-    """ReLU(GroupNorm(x) + shortcut) of one client, (image, channel, row, column), in the precision of x."""
-    more = None if shortcut is None else laid_out(shortcut.to(x.dtype)[None])
-    y, _ = _NormReLU.apply(laid_out(x[None]), more, gamma[None], beta[None], groups, eps)
-    out: Tensor = y.squeeze(0)
-    return out
+    """Compute ReLU(GroupNorm(x) + shortcut) of one client, (image, channel, row, column), in the precision of x."""
+    added = None if shortcut is None else laid_out(shortcut.to(x.dtype)[None])
+    y: Tensor = _NormReLU.apply(laid_out(x[None]), added, gamma[None], beta[None], groups, eps)[0]
+    return y.squeeze(0)

@@ -1,4 +1,4 @@
-"""Operators that compilers see as one node, and vmap as more clients."""
+"""Operators that compilers treat as one node, and that vmap runs with more clients."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ from torch import Tensor
 
 
 def operator(signature: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.ops.anybit.NAME of a function whose tensors all have the client as first dimension.
+    """Register torch.ops.anybit.NAME for a function whose tensors all have the client as first dimension.
 
-    `fake` gives outputs of the right shape and strides without computing. Under vmap the mapped dimension joins the
-    clients: the same kernel, with more of them.
+    `fake` gives outputs of the right shape and strides without computing. Under vmap the mapped dimension joins the clients.
     """
     name, arguments = signature.split("(", 1)
     torch.library.define(f"anybit::{name}", f"({arguments}")
     torch.library.impl(f"anybit::{name}", ("CUDA", "CPU"))(run)
     torch.library.register_fake(f"anybit::{name}")(fake)
-    found: Callable[..., Any] = getattr(torch.ops.anybit, name)
+    registered: Callable[..., Any] = getattr(torch.ops.anybit, name)
 
     def mapped(info: Any, in_dims: Any, *values: Any) -> tuple[Any, Any]:
         size = info.batch_size
         joined = [_joined(value, dim, size) if isinstance(value, Tensor) else value
                   for dim, value in zip(in_dims, values, strict=True)]
-        out = found(*joined)
+        out = registered(*joined)
         if isinstance(out, Tensor):
             return out.unflatten(0, (size, -1)), 0
         return tuple(o.unflatten(0, (size, -1)) for o in out), tuple(0 for _ in out)
 
     torch.library.register_vmap(f"anybit::{name}", mapped)
-    return found
+    return registered
 
 
 def _joined(value: Tensor, dim: int | None, size: int) -> Tensor:
@@ -39,14 +38,14 @@ def _joined(value: Tensor, dim: int | None, size: int) -> Tensor:
     return value.flatten(0, 1)
 
 
-def channels_last(like: Tensor, clients: int, images: int, channels: int, height: int, width: int) -> Tensor:
-    """An empty (client, image, channel, row, column) whose channels lie together."""
-    return like.new_empty((clients, images, height, width, channels)).permute(0, 1, 4, 2, 3)
+def channels_last(like: Tensor, clients: int, images: int, channels: int, rows: int, columns: int) -> Tensor:
+    """Make an empty (client, image, channel, row, column) whose channels lie together."""
+    return like.new_empty((clients, images, rows, columns, channels)).permute(0, 1, 4, 2, 3)
 
 
 def laid_out(x: Tensor) -> Tensor:
-    """x itself if its channels lie together, row after row; otherwise a copy that is so.
+    """Return x if its channels lie together, row after row; otherwise such a copy.
 
-    Asked for outside of the operators too, so that a compiler makes it part of whatever computes x.
+    Called outside of the operators too, so that a compiler fuses the copy with the computation of x.
     """
     return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)

@@ -1,4 +1,4 @@
-"""LeNet-5 as in Caffe: the network whose accuracy matches the paper's."""
+"""LeNet-5 as in Caffe, whose accuracy matches the paper's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from anybit.models.initial import Init, initialize
 
 
 def lenet5(in_channels: int = 3, image_size: int = 32, classes: int = 10, init: Init = "torch") -> nn.Module:
-    """conv 5×5 20 – ReLU – pool – conv 5×5 50 – ReLU – pool – fc 500 – ReLU – fc; 657,080 parameters for 3×32×32."""
+    """Build conv 5×5 20 – ReLU – pool – conv 5×5 50 – ReLU – pool – fc 500 – ReLU – fc; 657,080 parameters for 3×32×32."""
     side = ((image_size - 4) // 2 - 4) // 2
     if side < 1:
         raise ValueError(f"image_size = {image_size} is too small for LeNet-5: at least 16")

@@ -34,20 +34,21 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A 3×3 stem, stages of blocks that halve the image and widen the channels, global average pooling, one linear."""
+    """A 3×3 stem, stages of blocks that halve the image and have more channels, global average pooling, one linear."""
 
-    def __init__(self, in_channels: int, classes: int, widths: tuple[int, ...], blocks: int, groups: int,
-                 shortcut: Shortcut) -> None:
+    def __init__(self, in_channels: int, classes: int, channels: tuple[int, ...], blocks: int, groups: int,
+                 shortcut: Shortcut, init: Init) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(in_channels, widths[0], 3, 1, 1, bias=False)
-        self.norm = GroupNormReLU(groups, widths[0])
-        inputs, stages = widths[0], []
-        for stage, outputs in enumerate(widths):
+        self.stem = nn.Conv2d(in_channels, channels[0], 3, 1, 1, bias=False)
+        self.norm = GroupNormReLU(groups, channels[0])
+        inputs, stages = channels[0], []
+        for stage, outputs in enumerate(channels):
             for block in range(blocks):
                 stages.append(Block(inputs, outputs, 2 if stage and not block else 1, groups, shortcut))
                 inputs = outputs
         self.blocks = nn.Sequential(*stages)
         self.head = nn.Linear(inputs, classes)
+        initialize((layer for layer in self.modules() if isinstance(layer, nn.Conv2d)), self.head, init)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.blocks(self.norm(self.stem(x))).mean((2, 3)))
@@ -56,15 +57,10 @@ class ResNet(nn.Module):
 
 def resnet20(in_channels: int = 3, classes: int = 10, groups: int = 2, shortcut: Shortcut = "A",
              init: Init = "torch") -> nn.Module:
-    """ResNet-20 for small images: 3 stages × 3 blocks of 16, 32, 64 channels; 269,722 parameters for CIFAR-10."""
-    return _initialized(ResNet(in_channels, classes, (16, 32, 64), 3, groups, shortcut), init)
+    """Build ResNet-20 for small images: 3 stages × 3 blocks of 16, 32, 64 channels; 269,722 parameters for CIFAR-10."""
+    return ResNet(in_channels, classes, (16, 32, 64), 3, groups, shortcut, init)
 
 
 def resnet18(in_channels: int = 3, classes: int = 200, groups: int = 2, init: Init = "torch") -> nn.Module:
-    """ResNet-18 for 64×64 images: 4 stages × 2 blocks of 64…512 channels, no pooling after a 3×3 stem."""
-    return _initialized(ResNet(in_channels, classes, (64, 128, 256, 512), 2, groups, "B"), init)
-
-
-def _initialized(model: ResNet, init: Init) -> nn.Module:
-    initialize((layer for layer in model.modules() if isinstance(layer, nn.Conv2d)), model.head, init)
-    return model
+    """Build ResNet-18 for 64×64 images: 4 stages × 2 blocks of 64…512 channels, no pooling after a 3×3 stem."""
+    return ResNet(in_channels, classes, (64, 128, 256, 512), 2, groups, "B", init)

@@ -1,1 +1,1 @@
-"""Quantization: grids, steps, and the sites of a model where they apply."""
+"""Quantization: grids, step sizes, and the sites of a model where they apply."""

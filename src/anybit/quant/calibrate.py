@@ -1,4 +1,4 @@
-"""Steps of a whole model: weights from their values, activations from what training images make of them."""
+"""Step sizes of a model: of weights from their values, of activations from theirs on training images."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from anybit.tensors import Tensors
 
 
 def weight_table(prepared: nn.Module, w: Tensors, rule: RangeRule, per_channel: bool) -> StepTable:
-    """The steps of every weight site, estimated from the weights `w`."""
+    """Estimate the step sizes of every weight site from the weights `w`."""
     with torch.no_grad():
         return StepTable({site: ranges.weight_steps(w[name].detach(), rule, quantizers(prepared)[site].grid, per_channel)
                           for site, name in weight_sites(prepared).items()})
 
 
 class ActivationRange(NamedTuple):
-    """What one activation site saw."""
+    """Statistics of the values at one activation site."""
 
     low: Tensor
     high: Tensor
@@ -40,9 +40,9 @@ class ActivationRange(NamedTuple):
 
 
 BATCH = 64
-"""Images of a batch, over which usual extremes are averaged."""
+"""Images per batch; usual extremes are means over batches."""
 SEEN = 8
-"""What an activation site saw, as one vector: (calls, min, max, sum |x|, values, rows, sum of mins, sum of maxes)."""
+"""Length of an activation site's statistics: (calls, min, max, sum |x|, values, rows, sum of mins, sum of maxes)."""
 
 
 def _fold_range(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
@@ -53,16 +53,16 @@ def _fold_range(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
 
 
 def merge_seen(parts: Sequence[Tensor]) -> Tensor:
-    """What one site saw on all images, from what it saw on parts of them: extremes of extremes, sums of sums."""
+    """Merge one site's statistics on parts of the images: extremes of extremes, sums of sums."""
     all_parts = torch.stack(list(parts))
     total = all_parts.sum(0)
     return torch.stack([total[0], all_parts[:, 1].min(), all_parts[:, 2].max(), *total[3:]])
 
 
 def activation_seen(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor) -> dict[str, Tensor]:
-    """Run the images through the model in full precision and see what passes every activation site.
+    """Return the statistics of every activation site on `images` in full precision.
 
-    A layer that the images never reach is an error: its weight would be trained but never seen quantized.
+    Raise if the images never reach a layer: its weight would be trained but never seen quantized.
     """
     initial = torch.tensor([0.0, torch.inf, -torch.inf, 0.0, 0.0, 0.0, 0.0, 0.0])
     prepared = prepare(model, options=options).eval()
@@ -79,76 +79,73 @@ def activation_seen(model: nn.Module, options: SiteOptions, w: Tensors, images: 
 
 
 def activation_ranges(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor) -> dict[str, ActivationRange]:
-    """The range of every activation site on `images`."""
+    """Return the range of every activation site on `images`."""
     return ranges_of(activation_seen(model, options, w, images))
 
 
 def ranges_of(seen: Tensors) -> dict[str, ActivationRange]:
+    """Return the ranges that the statistics of `activation_seen` give."""
     return {name: ActivationRange(s[1], s[2], s[3] / s[4], s[4] / s[5], s[6] / s[0], s[7] / s[0])
             for name, s in seen.items()}
 
 
 def activation_table(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor, rule: ActivationRule) -> StepTable:
-    """The steps of every activation site, estimated on `images` with the full-precision model."""
+    """Estimate the step sizes of every activation site on `images` with the full-precision model."""
     return table_of(activation_ranges(model, options, w, images), rule, options.activation_grid,
                     lambda candidates: activation_errors(model, options, w, images, candidates))
 
 
 def table_of(seen: Mapping[str, ActivationRange], rule: ActivationRule, grid: GridName,
              errors_of: Callable[[Tensors], Tensors]) -> StepTable:
-    """Steps from ranges; the MSE rule also asks for the squared errors of its candidates."""
-    if rule == "minmax":
-        return StepTable({name: ranges.minmax_steps(r.low, r.high, grid) for name, r in seen.items()})
-    if rule == "cover":
-        return StepTable({name: ranges.cover_steps(r.low, r.high, grid) for name, r in seen.items()})
-    if rule == "running":
-        return StepTable({name: ranges.minmax_steps(r.usual_low, r.usual_high, grid) for name, r in seen.items()})
-    if rule == "lsq":
-        return StepTable({name: ranges.lsq_steps(r.mean, grid) for name, r in seen.items()})
-    candidates = {name: ranges.candidate_steps(r.low, r.high, grid) for name, r in seen.items()}
-    errors = errors_of(candidates)
-    return StepTable({name: ranges.best_steps(candidates[name], errors[name]) for name in candidates})
+    """Return the step sizes that ranges give by a rule; "mse" also asks for the squared errors of its candidates."""
+    if rule == "mse":
+        candidates = {name: ranges.candidate_steps(r.low, r.high, grid) for name, r in seen.items()}
+        errors = errors_of(candidates)
+        return StepTable({name: ranges.best_steps(candidates[name], errors[name]) for name in candidates})
+    steps: dict[str, Callable[[ActivationRange], Tensor]] = {
+        "minmax": lambda r: ranges.minmax_steps(r.low, r.high, grid), "lsq": lambda r: ranges.lsq_steps(r.mean, grid),
+        "cover": lambda r: ranges.cover_steps(r.low, r.high, grid),
+        "running": lambda r: ranges.minmax_steps(r.usual_low, r.usual_high, grid)}
+    return StepTable({name: steps[rule](r) for name, r in seen.items()})
 
 
 def activation_errors(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor,
                       candidates: Tensors) -> dict[str, Tensor]:
-    """Σ (Q(x) − x)² over `images` at every activation site, for every candidate step and bit-width."""
+    """Return Σ (Q(x) − x)² over `images` at every activation site, for every candidate step size and bit-width."""
+    def observer(of_site: Tensor) -> Observer:
+        def fold(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
+            return seen + ranges.squared_errors(x, of_site, options.activation_grid)
+        return Observer(torch.zeros_like(of_site, dtype=torch.float64), fold)
+
     prepared = prepare(model, options=options).eval()
     for name, site in quantizers(prepared, "activations").items():
-        site.observer = _error_observer(candidates[name], site.grid)
+        site.observer = observer(candidates[name])
     return _observe(prepared, w, {}, [images])
 
 
-def _error_observer(candidates: Tensor, grid_name: GridName) -> Observer:
-    """The squared rounding error of what passes, for every candidate step and bit-width."""
-    def fold(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
-        return seen + ranges.squared_errors(x, candidates, grid_name)
-    return Observer(torch.zeros_like(candidates, dtype=torch.float64), fold)
-
-
 class LayerHealth(NamedTuple):
-    """How one site fares: kurtosis, and the share of values outside the grid at a width."""
+    """Kurtosis of one site, and the share of its values outside the grid at a width."""
 
     kurtosis: float
     saturation: float
 
 
 def _fold_health(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
-    """(sum of kurtosis, sum of the saturated share, calls)."""
+    """Add to (sum of kurtosis, sum of the share outside the grid, calls)."""
     level = torch.round(x / grid.step)
     outside = ((level < grid.low) | (level > grid.high)).float().mean()
     return seen + torch.stack([kurtosis(x), outside, torch.ones_like(outside)])
 
 
 def health_seen(prepared: nn.Module, w: Tensors, steps: Tensors, images: Tensor, width: Tensor) -> dict[str, Tensor]:
-    """What `layer_health` needs of every site; a function of tensors alone."""
+    """Return the statistics of every site for `layer_health`: a function of tensors alone, so that it can be captured."""
     for site in quantizers(prepared).values():
         site.observer = Observer(torch.zeros(3, device=images.device), _fold_health)
     return _observe(prepared, w, steps, [images], width)
 
 
 def layer_health(prepared: nn.Module, seen: Tensors, width: Width) -> dict[str, LayerHealth]:
-    """Return kurtosis and saturation of every weight and activation at `width`, from what its site saw."""
+    """Return kurtosis and saturation of every site at `width`, from the statistics of `health_seen`."""
     health, sites = {}, quantizers(prepared)
     for name, (peak, outside, calls) in zip(seen, torch.stack(list(seen.values())).tolist(), strict=True):
         bits = width.weights if sites[name].kind == "weights" else width.activations
@@ -165,8 +162,7 @@ def _observe(prepared: nn.Module, w: Tensors, steps: Tensors, batches: Iterable[
         zero = torch.zeros((), dtype=torch.int64, device=x.device)
         buffers = bind(prepared, steps, x.new_full((2,), FLOAT, dtype=torch.int64) if width is None else width,
                        rows=torch.ones(x.shape[0], device=x.device), key=zero, count=zero)
-        buffers |= {f"{name}.observed": value for name, value in seen.items()}
-        tensors = {**w, **buffers}
+        tensors = {**w, **buffers, **{f"{name}.observed": value for name, value in seen.items()}}
         torch.func.functional_call(prepared, tensors, (x,))
         seen = observed(tensors)
     return seen

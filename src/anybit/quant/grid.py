@@ -1,13 +1,14 @@
-"""Numbers on a grid: the quantizer Q, its pseudo-noise twin, and step sizes of one range at several bit-widths.
+"""Numbers on a grid: the quantizer Q, pseudo-quantization noise, and step sizes of one range at several bit-widths.
 
-Every function works on tensors of bit-widths, so that clients with different widths share one computation.
+Bit-widths are tensors, so that clients with different widths share one computation.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,35 +16,29 @@ from torch import Tensor
 from anybit.errors import ConfigError
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
-"""The bit-widths a tensor can be quantized to."""
+"""Bit-widths to which a tensor can be quantized."""
 
 FLOAT = 32
-"""The bit-width that means: not quantized."""
+"""Bit-width of a tensor that is not quantized."""
 
 GridName = Literal["full", "narrow", "unsigned"]
 SiteKinds = Literal["W", "A", "WA"]
 
 
 class Width(NamedTuple):
-    """The bit-widths of weights and activations. Written W4 (weights only), A4, WA4 (both), W4A8, or FP32."""
+    """Bit-widths of weights and activations, written W4 (weights only), A4, WA4 (both), W4A8, or FP32."""
 
     weights: int
     activations: int
 
     def __str__(self) -> str:
-        if self.weights == self.activations == FLOAT:
-            return "FP32"
         if self.weights == self.activations:
-            return f"WA{self.weights}"
-        if self.activations == FLOAT:
-            return f"W{self.weights}"
-        if self.weights == FLOAT:
-            return f"A{self.activations}"
-        return f"W{self.weights}A{self.activations}"
+            return "FP32" if self.weights == FLOAT else f"WA{self.weights}"
+        return "".join(f"{kind}{bits}" for kind, bits in zip("WA", self, strict=True) if bits != FLOAT)
 
     @staticmethod
     def of(sites: SiteKinds, bits: int) -> Width:
-        """The width at which the given sites have `bits` and the others are not quantized."""
+        """Return the width at which the given sites have `bits` and the others are not quantized."""
         return Width(check_bits(bits) if "W" in sites else FLOAT, check_bits(bits) if "A" in sites else FLOAT)
 
     @staticmethod
@@ -73,11 +68,11 @@ class Grid(NamedTuple):
 
 
 Transform = Callable[[Tensor, Grid, Callable[[], Tensor]], Tensor]
-"""What the forward pass sees of a tensor: (x, its grid, a draw from U[0, 1) in x's shape) → tensor."""
+"""Transform of a tensor in the forward pass: (x, its grid, a draw from U[0, 1) in x's shape) → tensor."""
 
 
 def limits(bits: Tensor, grid: GridName) -> tuple[Tensor, Tensor]:
-    """The integer clip limits of each bit-width; 32 gets those of 8, where nothing is clipped anyway.
+    """Return the integer clip limits of each bit-width; 32 gets those of 8, as nothing is clipped there.
 
     full: −2^(b−1) … 2^(b−1)−1 (the paper's) · narrow: symmetric, one level less · unsigned: 0 … 2^b−1.
     """
@@ -89,18 +84,15 @@ def limits(bits: Tensor, grid: GridName) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(half), 2 * half - 1
 
 
-_ENDS: dict[GridName, dict[int, tuple[int, int]]] = {
-    grid: {bits: (int(low), int(high)) for bits in BITS for low, high in [limits(torch.tensor(bits), grid)]}
-    for grid in get_args(GridName)}
-
-
+@functools.cache
 def ends(bits: int, grid: GridName) -> tuple[int, int]:
-    """Return the clip limits of a bit-width that the host knows, as numbers."""
-    return _ENDS[grid][bits]
+    """Return the clip limits of one bit-width as numbers."""
+    low, high = limits(torch.tensor(bits), grid)
+    return int(low), int(high)
 
 
 def levels(bits: Tensor, grid: GridName) -> Tensor:
-    """How many steps the grid spans: 2^b − 1 for full and unsigned, 2^b − 2 for narrow."""
+    """Return high − low: 2^b − 1 for full and unsigned, 2^b − 2 for narrow."""
     low, high = limits(bits, grid)
     return high - low
 
@@ -111,34 +103,31 @@ def rescaled(step: Tensor, base: int, bits: Tensor, grid: GridName) -> Tensor:
 
 
 def round_through(x: Tensor) -> Tensor:
-    """⌊x⌉ forward, identity backward (straight-through)."""
+    """Return ⌊x⌉, with the identity as gradient (straight-through)."""
     return x + (torch.round(x) - x).detach()
 
 
 def quantize(x: Tensor, grid: Grid) -> Tensor:
-    """Q(x) = Δ·clip(⌊x/Δ⌉, low, high). The gradient passes through the rounding; clip keeps its own (0 outside)."""
+    """Return Q(x) = Δ·clip(⌊x/Δ⌉, low, high). The gradient passes through the rounding and is 0 where x is clipped."""
     return grid.step * torch.clamp(round_through(x / grid.step), grid.low, grid.high)
 
 
 def codes(x: Tensor, grid: Grid) -> Tensor:
-    """Return ⌊x/Δ⌉ − low, clipped to the grid: the number of a value's level, from 0; Q(x) = Δ·(code + low)."""
+    """Return clip(⌊x/Δ⌉, low, high) − low: the number of the level, from 0; Q(x) = Δ·(code + low)."""
     return torch.clamp(torch.round(x / grid.step), grid.low, grid.high) - grid.low
 
 
 def rounding(x: Tensor, grid: Grid, draw: Callable[[], Tensor]) -> Tensor:
-    """The transform of QAT and MQAT: Q(x)."""
+    """Return Q(x): the transform of QAT and MQAT."""
     return quantize(x, grid)
 
 
 def pseudo_noise(x: Tensor, grid: Grid, draw: Callable[[], Tensor]) -> Tensor:
-    """The transform of APQN: x + U[−Δ/2, Δ/2], fresh at every forward."""
+    """Return x + U[−Δ/2, Δ/2], drawn anew at every forward pass: the transform of APQN."""
     return x + grid.step * (draw() - 0.5)
 
 
 def select(steps: Tensor, bits: Tensor) -> Tensor:
-    """The row of a step table (first dimension: BITS) that belongs to `bits`; zero when bits = 32.
-
-    A masked sum, because an index that differs per client is not possible under vmap.
-    """
+    """Return the row of `steps` for `bits`, 0 for 32 bits: a masked sum, as vmap allows no index that differs per client."""
     hit = (torch.arange(BITS[0], BITS[-1] + 1, device=steps.device) == bits).to(steps.dtype)
     return (steps * hit.reshape(-1, *[1] * (steps.dim() - 1))).sum(0)

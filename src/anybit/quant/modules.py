@@ -19,19 +19,19 @@ Kind = Literal["weights", "activations"]
 RoundingKernel = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
 """(x, Δ, low, high) → (Q(x), ∂Q/∂x)."""
 Draws = Callable[[Tensor, Tensor, int, Sequence[int]], Tensor]
-"""(key, local step, number of the site, shape) → U[0, 1)."""
+"""(key, local step, number of the site, shape) → draws from U[0, 1)."""
 
 
 @dataclass(frozen=True)
 class Observer:
-    """A statistic of what passes a site: folded over calls as fold(so far, x, rows, grid), from `initial`."""
+    """Statistic of the values at a site: fold(so far, x, rows, grid) over all calls, from `initial`."""
 
     initial: Tensor
     fold: Callable[[Tensor, Tensor, Tensor, Grid], Tensor]
 
 
 class Quantizer(nn.Module):
-    """One site. A step size of 0 means 32 bits: the tensor passes unchanged."""
+    """One site. A step size of 0 stands for 32 bits: the tensor passes unchanged."""
 
     step: Tensor
     low: Tensor
@@ -41,18 +41,18 @@ class Quantizer(nn.Module):
     rows: Tensor
     observed: Tensor
     kernel: RoundingKernel | None = None
-    """In place of the library's operations, for a client alone."""
+    """Replacement of the library's operations, for one client outside vmap."""
     uniform: Draws = staticmethod(uniform)
 
     def __init__(self, kind: Kind, number: int, grid: GridName, transform: Transform | None, own_bits: int | None = None,
                  kept: bool = False) -> None:
-        """Make a site; own_bits: its bits whenever the model is quantized · kept: it never is."""
+        """Make a site; own_bits: its bits whenever the model is quantized · kept: never quantized."""
         super().__init__()
         self.kind, self.number, self.grid, self.transform = kind, number, grid, None if kept else transform
         self.own_bits, self.kept = own_bits, kept
         self.observer: Observer | None = None
         self.shortcut: Callable[[Tensor], Tensor] | None = None
-        """Does all of the site's work, where that is known before the tensor is seen (see single_client.py)."""
+        """All of the site's work, where it is known before the forward pass (see single_client.py)."""
         for name in ("step", "low", "high", "observed"):
             self.register_buffer(name, torch.zeros(()), persistent=False)
         for name in ("key", "count"):
@@ -60,15 +60,12 @@ class Quantizer(nn.Module):
         self.register_buffer("rows", torch.ones(1), persistent=False)
 
     def bits_at(self, width: Width) -> int:
-        """Return the site's bits when the model has `width`; 32: it is not quantized."""
+        """Return the site's bits when the model has `width`; 32: not quantized."""
         bits = width.weights if self.kind == "weights" else width.activations
         return FLOAT if bits == FLOAT or self.kept else self.own_bits or bits
 
     def bits_in(self, width: Tensor) -> Tensor:
-        """Return the same for a width in tensors, as every client of a vmapped cohort has its own.
-
-        A kept site transforms nothing: only observers see the bits that it would have.
-        """
+        """Return the same for a width in tensors, one per client under vmap; of a kept site, the bits for its observer."""
         bits = width[0 if self.kind == "weights" else 1]
         return bits if self.own_bits is None else torch.where(bits == FLOAT, bits, self.own_bits)
 
@@ -91,11 +88,11 @@ class Quantizer(nn.Module):
         return torch.where(self.step > 0, y, x)
 
     def draw(self, shape: Sequence[int]) -> Tensor:
-        """Draw from U[0, 1), afresh at every local step."""
+        """Draw from U[0, 1), anew at every local step."""
         return self.uniform(self.key, self.count, self.number, shape)
 
     def _rows_of(self, x: Tensor) -> Tensor:
-        """Return the row mask in x's first dimension, also when the model folded another dimension into the batch."""
+        """Return the row mask of x, also when the model folded another dimension into the batch."""
         if self.kind == "weights" or x.shape[0] == self.rows.shape[0]:
             return self.rows if self.kind == "activations" else torch.ones(x.shape[0], device=x.device)
         return self.rows.repeat_interleave(x.shape[0] // self.rows.shape[0])
@@ -123,7 +120,7 @@ class KeyedDropout(nn.Module):
 
 
 class Quantized(nn.Module):
-    """Mixed in front of a layer class: the layer sees its input and its weight through two quantizers."""
+    """Mix-in in front of a layer class: input and weight pass through two quantizers."""
 
     weight: Tensor
     bias: Tensor | None
@@ -132,13 +129,11 @@ class Quantized(nn.Module):
     input_dropout: nn.Module
     kernel: Callable[[Tensor, Tensor, Tensor | None, int, int], Tensor] | None = None
     """x ∗ w + bias with stride and padding, in place of the library's convolution."""
+    _apply_layer: Callable[[Tensor, Tensor], Tensor]
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.input_quantizer(self.input_dropout(x))
         return self._apply_layer(x, self.weight_quantizer(self.weight))
-
-    def _apply_layer(self, x: Tensor, weight: Tensor) -> Tensor:
-        raise NotImplementedError
 
 
 def _conv(self: Any, x: Tensor, weight: Tensor) -> Tensor:
@@ -149,8 +144,7 @@ def _conv(self: Any, x: Tensor, weight: Tensor) -> Tensor:
 
 def _transposed(functional: Callable[..., Tensor]) -> Callable[[Any, Tensor, Tensor], Tensor]:
     def layer(self: Any, x: Tensor, weight: Tensor) -> Tensor:
-        return functional(x, weight, self.bias, self.stride, self.padding, self.output_padding, self.groups,
-                          self.dilation)
+        return functional(x, weight, self.bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation)
     return layer
 
 
@@ -161,26 +155,24 @@ LAYERS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], Tensor]] = {
     nn.ConvTranspose2d: _transposed(F.conv_transpose2d),
     nn.ConvTranspose3d: _transposed(F.conv_transpose3d),
 }
-"""The layers whose weight and input are sites, and what each computes."""
+"""Layers whose weight and input are sites: class → its computation (layer, x, weight)."""
 
 _QUANTIZED = {kind: type(f"Quantized{kind.__name__}", (Quantized, kind), {"_apply_layer": apply})
               for kind, apply in LAYERS.items()}
 
 
-def quantized_layer(layer: nn.Module, weight: Quantizer, activation: Quantizer, dropout: nn.Module) -> nn.Module:
+def quantized_layer(layer: Any, weight: Quantizer, activation: Quantizer, dropout: nn.Module) -> nn.Module:
     """Make a layer with the settings and parameters of `layer` that computes through the given modules."""
-    kind = type(layer)
-    like: Any = layer
-    settings = {name: getattr(like, name) for name in inspect.signature(kind).parameters
+    settings = {name: getattr(layer, name) for name in inspect.signature(type(layer)).parameters
                 if name not in ("bias", "device", "dtype")}
-    new: Any = _QUANTIZED[kind](**settings, bias=like.bias is not None, device="meta")
-    new.weight, new.bias = like.weight, like.bias
+    new: Any = _QUANTIZED[type(layer)](**settings, bias=layer.bias is not None, device="meta")
+    new.weight, new.bias = layer.weight, layer.bias
     new.weight_quantizer, new.input_quantizer, new.input_dropout = weight, activation, dropout
-    return as_it_was(new, like)
+    return as_it_was(new, layer)
 
 
 def as_it_was(new: nn.Module, old: nn.Module) -> nn.Module:
-    """Give a module the mode, the hooks and whatever else was put on the one whose place it takes."""
+    """Give `new` the mode, the hooks and the added attributes of `old`, which it replaces."""
     new.training = old.training
     for name, value in vars(old).items():
         if name not in vars(new) or "hooks" in name:
@@ -189,7 +181,7 @@ def as_it_was(new: nn.Module, old: nn.Module) -> nn.Module:
 
 
 def put_in_place(model: nn.Module, instead: Callable[[nn.Module], nn.Module | None]) -> None:
-    """Put instead(module) in the place of every module for which there is one, wherever it is used."""
+    """Replace every module by instead(module), wherever it is used; none: leave it."""
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if child is not None and (new := instead(child)) is not None:

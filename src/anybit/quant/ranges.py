@@ -1,4 +1,4 @@
-"""Where the steps come from: min-max, covering and MSE-optimal, and the table that travels with the model."""
+"""Rules that find step sizes, and the table of step sizes that is saved with a model."""
 
 from __future__ import annotations
 
@@ -15,67 +15,64 @@ from anybit.quant.grid import BITS, GridName, ends, levels, limits, rescaled
 
 RangeRule = Literal["minmax", "cover", "mse", "lsq"]
 """minmax: (2^b−1)·Δ_b = max − min · cover: the smallest Δ_b that clips nothing · mse: least squared error ·
-lsq: Δ_b = 2·mean|x|/√high, where learned step size quantization starts."""
+lsq: Δ_b = 2·mean|x|/√high, the start of learned step size quantization."""
 
 ActivationRule = Literal["minmax", "cover", "mse", "lsq", "running"]
-"""The same for activations, and running: min-max of the mean, over batches of images, of their extremes."""
+"""The same for activations, and running: min-max of extremes that are averaged over batches of images."""
 
 CANDIDATES = 150
-"""Steps tried per bit-width by the MSE search: 1 % … 150 % of the min-max step.
-
-On the full grid a tensor whose largest value is positive needs 1.5 times the min-max step at 2 bits to fit.
-"""
+"""Step sizes tried per bit-width by the MSE search: 1 % … 150 % of the min-max step size, as a tensor whose largest
+value is positive needs 1.5 times that step size to fit the full grid at 2 bits."""
 
 
 def all_bits(device: torch.device) -> Tensor:
+    """Return BITS as a tensor."""
     return torch.arange(BITS[0], BITS[-1] + 1, device=device)
 
 
 def _like(column: Tensor, one: Tensor) -> Tensor:
-    """A (BITS,) column that broadcasts to (BITS, *one.shape), in the precision of `one`."""
+    """Return a (BITS,) column that broadcasts to (BITS, *one.shape), in the type of `one`."""
     return column.to(one.dtype).reshape(-1, *[1] * one.dim())
 
 
 def minmax_steps(low: Tensor, high: Tensor, grid: GridName) -> Tensor:
-    """Δ_b = (max − min)/(2^b − 1) for every b in BITS; `low` and `high` per tensor or per channel."""
+    """Return Δ_b = (max − min)/(2^b − 1) for every b in BITS; `low` and `high` per tensor or per channel."""
     return _positive(low, high, (high - low) / _like(levels(all_bits(low.device), grid), low))
 
 
 def cover_steps(low: Tensor, high: Tensor, grid: GridName) -> Tensor:
-    """The smallest Δ_b with low·Δ_b ≤ min and max ≤ high·Δ_b: nothing is clipped."""
+    """Return the smallest Δ_b with low·Δ_b ≤ min and max ≤ high·Δ_b: nothing is clipped."""
     bottom, top = (_like(limit, low) for limit in limits(all_bits(low.device), grid))
     down = torch.where(bottom < 0, -low.clamp(max=0) / bottom.abs().clamp_min(1), torch.zeros_like(bottom))
     return _positive(low, high, torch.maximum(down, high.clamp(min=0) / top))
 
 
 def lsq_steps(mean: Tensor, grid: GridName) -> Tensor:
-    """Δ_b = 2·mean|x|/√(2^(b−1) − 1)."""
-    steps = 2 * mean / _like(limits(all_bits(mean.device), grid)[1], mean).sqrt()
-    return _positive(-mean, mean, steps)
+    """Return Δ_b = 2·mean|x|/√high, which is 2·mean|x|/√(2^(b−1) − 1) on the full grid."""
+    return _positive(-mean, mean, 2 * mean / _like(limits(all_bits(mean.device), grid)[1], mean).sqrt())
 
 
 def _positive(low: Tensor, high: Tensor, steps: Tensor) -> Tensor:
-    """A tensor of one single value has no range: take that value (or 1 for zeros) as the step, which represents it."""
+    """Return `steps`; for a constant tensor, whose range is 0, its value (or 1 for zeros), which represents it exactly."""
     largest = torch.maximum(low.abs(), high.abs())
     return torch.where(steps > 0, steps, torch.where(largest > 0, largest, torch.ones_like(largest)))
 
 
 def candidate_steps(low: Tensor, high: Tensor, grid: GridName) -> Tensor:
-    """The steps that the MSE search tries: (CANDIDATES, BITS, …)."""
+    """Return the step sizes that the MSE search tries: (CANDIDATES, BITS, …)."""
     fraction = torch.arange(1, CANDIDATES + 1, device=low.device) / 100
     steps = minmax_steps(low, high, grid)
-    # A step that underflows to 0 would stand for 32 bits.
+    # A step size that underflows to 0 would stand for 32 bits.
     return (fraction.reshape(-1, *[1] * steps.dim()) * steps).clamp_min(torch.finfo(steps.dtype).tiny)
 
 
 def best_steps(candidates: Tensor, errors: Tensor) -> Tensor:
-    """Pick, per bit-width (and channel), the candidate of least error."""
-    best = errors.argmin(0, keepdim=True)
-    return candidates.gather(0, best).squeeze(0)
+    """Return the candidate of least error per bit-width (and channel)."""
+    return candidates.gather(0, errors.argmin(0, keepdim=True)).squeeze(0)
 
 
 def weight_range(w: Tensor, per_channel: bool) -> tuple[Tensor, Tensor]:
-    """(min, max) of a weight: scalars, or shaped (C, 1, …) for one step per output channel."""
+    """Return (min, max) of a weight: scalars, or (C, 1, …) per output channel."""
     if not per_channel:
         return w.min(), w.max()
     shape = (w.shape[0], *[1] * (w.dim() - 1))
@@ -84,7 +81,7 @@ def weight_range(w: Tensor, per_channel: bool) -> tuple[Tensor, Tensor]:
 
 
 def weight_steps(w: Tensor, rule: RangeRule, grid: GridName, per_channel: bool = False) -> Tensor:
-    """Δ_b of one weight tensor for every b in BITS: (7,), or (7, C, 1, …) per channel."""
+    """Return Δ_b of one weight tensor for every b in BITS: (7,), or (7, C, 1, …) per channel."""
     low, high = weight_range(w, per_channel)
     if rule == "minmax":
         return minmax_steps(low, high, grid)
@@ -97,28 +94,28 @@ def weight_steps(w: Tensor, rule: RangeRule, grid: GridName, per_channel: bool =
 
 
 def squared_errors(x: Tensor, candidates: Tensor, grid: GridName) -> Tensor:
-    """Σ (Q(x) − x)² for every candidate step, in the shape of `candidates`: per tensor or per channel.
+    """Return Σ (Q(x) − x)² for every candidate step size, in the shape of `candidates`: per tensor or per channel.
 
-    With x sorted and summed up once, the values that round to level k are a range, and their error is
-    Σx² − 2Δk·Σx + (Δk)²·n of that range: a look-up per level instead of a pass over x per candidate.
+    In sorted x the n values that round to level k are neighbours with the error Σx² − 2Δk·Σx + (Δk)²·n: with
+    cumulated sums a look-up per level replaces a pass over x per candidate.
     """
     rows = x.reshape(x.shape[0] if candidates.dim() > 2 else 1, -1)
     ordered = rows.double().sort(1).values
     sums = pad(torch.stack([ordered, torch.ones_like(ordered)]).cumsum(2), (1, 0))
     steps = candidates.double().reshape(len(candidates), len(BITS), len(rows))
-    found = []
+    errors = []
     for i, bits in enumerate(BITS):
         parts = torch.split(steps[:, i], max(1, _AT_ONCE // (len(rows) << bits)))
-        found.append(torch.cat([_level_errors(part, ordered, sums, *ends(bits, grid)) for part in parts]))
-    return (torch.stack(found, 1) + ordered.square().sum(1)).reshape(candidates.shape)
+        errors.append(torch.cat([_level_errors(part, ordered, sums, *ends(bits, grid)) for part in parts]))
+    return (torch.stack(errors, 1) + ordered.square().sum(1)).reshape(candidates.shape)
 
 
 _AT_ONCE = 1 << 22
-"""Levels looked up at once, so that many channels with many levels stay within some 100 MB."""
+"""Levels looked up at once: many channels with many levels stay within some 100 MB."""
 
 
 def _level_errors(steps: Tensor, ordered: Tensor, sums: Tensor, low: int, high: int) -> Tensor:
-    """Σ_k (Δk)²·n_k − 2Δk·Σx_k for steps (candidate, row) over sorted rows; sums: of x and of ones up to each place."""
+    """Return Σ_k (Δk)²·n_k − 2Δk·Σx_k for step sizes (candidate, row); sums: cumulated x and ones of the sorted rows."""
     k = torch.arange(low, high + 1, device=steps.device)
     edges = (steps.T[:, :, None] * (k[:-1] + 0.5)).flatten(1)
     inner = torch.searchsorted(ordered, edges).reshape(len(ordered), len(steps), -1)
@@ -131,33 +128,31 @@ def _level_errors(steps: Tensor, ordered: Tensor, sums: Tensor, low: int, high: 
 
 @dataclass(frozen=True)
 class StepTable:
-    """Δ of every site at every bit-width: {site: tensor with BITS as first dimension}. Saved with the model."""
+    """Δ of every site at every bit-width: {site: tensor with BITS as first dimension}."""
 
     steps: Mapping[str, Tensor]
 
     def by_rule(self, base: int, grids: Mapping[str, GridName]) -> StepTable:
-        """The table whose every entry follows from the steps at `base` bits by the step rule."""
-        table = {}
-        for site, steps in self.steps.items():
-            at_base = steps[BITS.index(base)]
-            table[site] = rescaled(at_base, base, _like(all_bits(steps.device), at_base), grids[site])
-        return StepTable(table)
+        """Return the table that keeps the ranges of the step sizes at `base` bits (see `rescaled`)."""
+        at_base = {site: steps[BITS.index(base)] for site, steps in self.steps.items()}
+        return StepTable({site: rescaled(step, base, _like(all_bits(step.device), step), grids[site])
+                          for site, step in at_base.items()})
 
     def merged(self, other: StepTable) -> StepTable:
-        """This table with the sites of `other` added or replaced."""
+        """Return this table with the sites of `other` added or replaced."""
         return StepTable({**self.steps, **other.steps})
 
     def to(self, device: torch.device) -> StepTable:
         return StepTable({site: steps.to(device) for site, steps in self.steps.items()})
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        """{site: {bits: step, or steps per channel}}; float32 values survive the round trip exactly."""
-        return {site: {str(b): _plain(row) for b, row in zip(BITS, steps.cpu(), strict=True)}
-                for site, steps in sorted(self.steps.items())}
+        """Return {site: {bits: step size, or a list per channel}}; float32 values survive the round trip exactly."""
+        return {site: {str(b): row.flatten().tolist() if row.dim() else row.item()
+                       for b, row in zip(BITS, steps.cpu(), strict=True)} for site, steps in sorted(self.steps.items())}
 
     @staticmethod
     def from_json(table: Any, shapes: Mapping[str, tuple[int, ...]]) -> StepTable:
-        """Read what `to_json` wrote; `shapes` gives the shape of one step of each site (() per tensor)."""
+        """Read what `to_json` wrote; shapes: of one step size of each site, () per tensor."""
         steps = {}
         for site, shape in shapes.items():
             try:
@@ -166,10 +161,5 @@ class StepTable:
                 raise RunError(f"step table: site '{site}' is missing or malformed ({error})") from None
             steps[site] = torch.stack(rows)
             if not bool((torch.isfinite(steps[site]) & (steps[site] > 0)).all()):
-                raise RunError(f"step table: site '{site}' has a step that is not a positive number")
+                raise RunError(f"step table: site '{site}' has a step size that is not a positive number")
         return StepTable(steps)
-
-
-def _plain(row: Tensor) -> Any:
-    values: Any = row.flatten().tolist() if row.dim() else float(row)
-    return values

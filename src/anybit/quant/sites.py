@@ -1,8 +1,8 @@
-"""Sites: the tensors of a model that are quantized, on any `nn.Module` with convolutions and linear layers.
+"""Sites: the tensors that are quantized in an `nn.Module` with convolutions and linear layers.
 
-`prepare(model)` returns a deep copy in which every conv and linear layer quantizes its weight and its input. Steps,
-limits and noise keys are buffers of that copy, substituted per client through `torch.func.functional_call`: no hooks
-and no globals, so vmap, compile and export see everything, and the user's object is untouched.
+`prepare(model)` returns a deep copy in which every conv and linear layer quantizes its weight and its input. Step sizes,
+limits and noise keys are buffers of that copy, substituted per client through `torch.func.functional_call`: without
+hooks and globals, vmap, compile and export see everything.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from anybit.quant.modules import LAYERS, KeyedDropout, Kind, Quantizer, put_in_p
 
 @dataclass(frozen=True)
 class SiteOptions:
-    """Which tensors are sites, and on which grid. The defaults are the paper's."""
+    """Choice of the sites and their grids. The defaults are the paper's."""
 
     weight_grid: GridName = "full"
     activation_grid: GridName = "full"
     per_channel: bool = False
-    """One step per output channel of a weight, instead of one per tensor."""
+    """One step size per output channel of a weight, instead of one per tensor."""
     first_last_bits: int | None = None
-    """Bit-width of the first and last layer whenever the others are quantized; none: the same as the others."""
+    """Bit-width of the first and last layer whenever the others are quantized; none: that of the others."""
     quantize_image: bool = True
-    """Whether the model's own input is an activation site."""
+    """The model's own input is an activation site."""
     full_precision: tuple[str, ...] = ()
     """Names of layers (or of stray parameters) that stay in full precision."""
 
@@ -42,10 +42,7 @@ _UNKEYED = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 
 def prepare(model: nn.Module, weights: Transform | None = None, activations: Transform | None = None,
             options: SiteOptions = SiteOptions(), last_dropout: float = 0.0) -> nn.Module:
-    """A copy of `model` whose conv and linear layers pass weights and inputs through the given transforms.
-
-    Names of parameters and layers stay as they are. `last_dropout` drops inputs of the last layer while training.
-    """
+    """Copy `model`, names included, with layers that transform weights and inputs; last_dropout: before the last layer."""
     model = copy.deepcopy(model)
     layers = _checked_layers(model, options)
     last, instead = len(layers) - 1, dict[nn.Module, nn.Module]()
@@ -63,12 +60,11 @@ def prepare(model: nn.Module, weights: Transform | None = None, activations: Tra
 
 
 def _keyed(dropout: Any, numbers: Iterator[int]) -> nn.Module:
-    """Make a keyed dropout of the same share, with a number of its own."""
     return KeyedDropout(dropout.p, next(numbers), channels=type(dropout) is not nn.Dropout).train(dropout.training)
 
 
 def _checked_layers(model: nn.Module, options: SiteOptions) -> dict[str, Any]:
-    """The layers to quantize, in the order of `named_modules`; tied modules count once. Raises on what cannot work."""
+    """Return the layers to quantize in the order of `named_modules`, tied ones once; raise on a model that cannot work."""
     modules = dict(model.named_modules())
     parameters = dict(model.named_parameters())
     for name in options.full_precision:
@@ -100,22 +96,22 @@ def _checked_layers(model: nn.Module, options: SiteOptions) -> dict[str, Any]:
     for name, parameter in parameters.items():
         if parameter.dim() > 1 and name not in owned:
             raise ModelError(f"parameter '{name}' {tuple(parameter.shape)} belongs to no conv or linear layer and would "
-                             "stay in full precision: name it in full_precision if that is meant")
+                             "stay in full precision: name it in full_precision if this is intended")
     return layers
 
 
 def quantizers(model: nn.Module, kind: Kind | None = None) -> dict[str, Quantizer]:
-    """The sites of a prepared model by name, e.g. 'conv1.weight_quantizer'."""
+    """Return the sites of a prepared model (or those of a kind) by name, e.g. 'conv1.weight_quantizer'."""
     return {name: m for name, m in model.named_modules() if isinstance(m, Quantizer) and kind in (None, m.kind)}
 
 
 def weight_sites(model: nn.Module) -> dict[str, str]:
-    """{weight site: name of the parameter it quantizes}."""
+    """Return {weight site: name of the parameter that it quantizes}."""
     return {name: name.removesuffix("_quantizer") for name in quantizers(model, "weights")}
 
 
 def step_shapes(model: nn.Module, options: SiteOptions, kind: Kind | None = None) -> dict[str, tuple[int, ...]]:
-    """The shape of one step of every site (or of those of a kind): () per tensor, (C, 1, …) per channel."""
+    """Return the shape of one step size of every site (or of those of a kind): () per tensor, (C, 1, …) per channel."""
     prepared, parameters = prepare(model, options=options), dict(model.named_parameters())
     channel = {site: (parameters[name].shape[0], *[1] * (parameters[name].dim() - 1))
                for site, name in weight_sites(prepared).items() if options.per_channel}
@@ -124,10 +120,7 @@ def step_shapes(model: nn.Module, options: SiteOptions, kind: Kind | None = None
 
 def bind(model: nn.Module, steps: Mapping[str, Tensor], width: Tensor, *, rows: Tensor, key: Tensor,
          count: Tensor) -> dict[str, Tensor]:
-    """The buffers of a prepared model for one client: its steps and limits at `width` = (weights, activations).
-
-    Pure tensor operations, so that every client of a vmapped cohort has its own width, rows and key.
-    """
+    """Return the buffers of a prepared model for one client, by tensor operations alone: vmap maps width, rows and key."""
     buffers: dict[str, Tensor] = {}
     for name, site in quantizers(model).items():
         if site.transform is not None or site.observer is not None:
@@ -146,7 +139,7 @@ def bind(model: nn.Module, steps: Mapping[str, Tensor], width: Tensor, *, rows: 
 
 
 def observed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the observers saw, by site: `functional_call` leaves the final buffers in the dict it was given."""
+    """Return the observers' statistics by site: `functional_call` leaves the final buffers in the dict it was given."""
     return {name.removesuffix(".observed"): value for name, value in tensors.items() if name.endswith(".observed")}
 
 

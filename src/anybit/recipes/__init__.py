@@ -1,7 +1,7 @@
 """Recipes: TOML files that describe runs. The ones that come with anybit lie beside this file.
 
-A recipe may start from another (`extends = "_base"`, relative to its own folder); its tables are merged over it. A
-table whose `name` changes is replaced whole, because the arguments of one variant mean nothing to another.
+A recipe may extend another (`extends = "_base"`, relative to its own folder), with its tables merged over the other's. A
+table whose `name` changes is replaced completely, because the arguments of one variant mean nothing to another.
 """
 
 from __future__ import annotations
@@ -19,34 +19,38 @@ from anybit.files.reading import bounded, read_toml
 
 HOME = Path(__file__).parent
 _INSIDE = re.compile(r"(?!.{201})(?!\.\.?(/|$))[^/\x00-\x1f]+(/(?!\.\.?(/|$))[^/\x00-\x1f]+)*")
-"""A relative path without '.' and '..', of a length that file systems take: a recipe from elsewhere reads nothing outside
-its own folder."""
+"""A relative path without '.' and '..', short enough for file systems: recipes from elsewhere stay in their own folder."""
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def names() -> list[str]:
-    """The recipes that come with anybit, e.g. 'quickstart/mqat'."""
+    """List the recipes that come with anybit, e.g. 'quickstart/mqat'."""
     files = (p for p in HOME.rglob("*.toml") if not p.name.startswith("_"))
     return sorted(p.relative_to(HOME).with_suffix("").as_posix() for p in files)
 
 
 def find(name: str) -> Path:
-    """A recipe's file: one of anybit's by name, or a path that ends in .toml."""
+    """Find a recipe's file: one of anybit's by name, or a path that ends in .toml."""
     if name.endswith(".toml"):
         if not Path(name).is_file():
             raise ConfigError(f"recipe file '{name}' does not exist")
         return Path(name)
     if name in names():
         return HOME / f"{name}.toml"
-    inside = [n for n in names() if n.startswith(f"{name.rstrip('/')}/")]
-    if inside:
+    if inside := _inside(name):
         raise ConfigError(f"'{name}' is a folder of recipes; choose one of: {', '.join(inside)}")
-    raise ConfigError(f"unknown recipe '{name}': {_hint(name)} ('anybit ls' lists all)")
+    hints = (did_you_mean(name, known) for known in (names(), [n.rpartition("/")[2] for n in names()]))
+    hint = next((hint for hint in hints if hint.startswith("did")), "no recipe has a similar name")
+    raise ConfigError(f"unknown recipe '{name}': {hint} ('anybit ls' lists all)")
+
+
+def _inside(folder: str) -> list[str]:
+    return [name for name in names() if name.startswith(f"{folder.rstrip('/')}/")]
 
 
 def expand(name: str) -> list[str]:
-    """The recipe `name`, or all recipes of the folder `name`: one of anybit's, or one of the user's .toml files."""
-    inside = [n for n in names() if n.startswith(f"{name.rstrip('/')}/")]
+    """List the recipe `name`, or all recipes of the folder `name`, which is one of anybit's or of the user's."""
+    inside = _inside(name)
     if not inside and Path(name).is_dir():
         inside = sorted(str(p) for p in Path(name).glob("*.toml") if not p.name.startswith("_"))
         if not inside:
@@ -56,15 +60,8 @@ def expand(name: str) -> list[str]:
     return inside or [name]
 
 
-def _hint(name: str) -> str:
-    hint = did_you_mean(name, names())
-    if hint.startswith("known"):
-        hint = did_you_mean(name, [n.rpartition("/")[2] for n in names()])
-    return hint if hint.startswith("did") else "no recipe has a name like it"
-
-
 def load(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The recipe with what it extends merged in and `key=value` overrides applied, as plain data."""
+    """Read a recipe as plain data, merged over the recipes that it extends, with `key=value` overrides."""
     merged = _load(find(name), depth=0)
     for override in overrides:
         merged = merge(merged, parse_override(override))
@@ -72,16 +69,16 @@ def load(name: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def not_kept(name: str, overrides: Sequence[str]) -> list[str]:
-    """What a person should know of overrides that name another model, split, …: what the recipe says of the old one goes."""
+    """List the settings that are lost where an override names another model, split, …, one line per table."""
     base, merged = _load(find(name), depth=0), load(name, overrides)
     lines = []
     for table, old in base.items():
         new = merged[table]
         if isinstance(old, Mapping) and isinstance(new, Mapping) and new.get("name") != old.get("name"):
-            gone = ", ".join(f"{key} = {toml_value(value)}" for key, value in old.items() if key not in new)
-            if gone:
-                lines.append(f"{table}.name={new['name']} starts from the settings of '{new['name']}'; not kept of the "
-                             f"recipe: {gone}")
+            lost = ", ".join(f"{key} = {toml_value(value)}" for key, value in old.items() if key not in new)
+            if lost:
+                lines.append(f"{table}.name={new['name']} starts from the settings of '{new['name']}'; dropped from the "
+                             f"recipe: {lost}")
     return lines
 
 
@@ -101,7 +98,7 @@ def _load(path: Path, depth: int) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, table by table."""
+    """Merge `over` into `base`, table by table."""
     out = dict(base)
     for key, value in over.items():
         old = out.get(key)
@@ -113,9 +110,9 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """'server.lr=1e-2' as {"server": {"lr": 0.01}}; a value that is not TOML is taken as text."""
+    """Turn 'server.lr=1e-2' into {"server": {"lr": 0.01}}; a value that is not TOML is taken as text."""
     key, sign, value = text.partition("=")
-    if not sign or not key or not all(key.split(".")):
+    if not sign or not all(key.split(".")):
         raise ConfigError(f"override '{text}': write key=value, e.g. rounds=200 or server.lr=1e-2")
     try:
         parsed = bounded(tomllib.loads(f"value = {value}")["value"])
@@ -128,7 +125,7 @@ def parse_override(text: str) -> dict[str, Any]:
 
 
 def parse_choices(text: str) -> list[str]:
-    """'model.init=torch,he' as ['model.init=torch', 'model.init=he']; commas inside brackets and quotes do not separate."""
+    """Split 'model.init=torch,he' into ['model.init=torch', 'model.init=he'], not at commas inside brackets and quotes."""
     key, sign, values = text.partition("=")
     parts, depth, quoted = [""], 0, False
     for letter in values:
@@ -147,7 +144,7 @@ def parse_choices(text: str) -> list[str]:
 
 
 def as_toml(content: Mapping[str, Any], table: str = "") -> str:
-    """Plain data as TOML: values first, then the tables."""
+    """Write plain data as TOML: values first, then the tables."""
     lines = [f"{_toml_key(key)} = {toml_value(value)}" for key, value in content.items() if not isinstance(value, Mapping)]
     for key, value in content.items():
         if isinstance(value, Mapping):
@@ -161,12 +158,12 @@ def _toml_key(key: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """One value as TOML writes it."""
+    """Write a value as TOML."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_toml_key(key)} = {toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(toml_value, value)) + "]"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    # JSON's text, numbers and booleans are valid TOML, but for one character that JSON does not escape.
+    # JSON's text, numbers and booleans are valid TOML, except for one character that JSON does not escape.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""What runs gave: tables, plots and one self-contained HTML page."""
+"""Reports of runs: tables, plots and one self-contained HTML page."""
 
 from anybit.report.page import write_report
 from anybit.report.read import read_runs

@@ -12,7 +12,7 @@ from anybit.training.reading import RunRecord
 
 
 def mixed_plots(runs: Sequence[RunRecord]) -> list[Plot]:
-    """One for each run whose mixed widths were evaluated."""
+    """Draw a heat map for each run with evaluated mixed widths."""
     return [_heat_map(run, i) for i, run in enumerate(runs) if run.mixed]
 
 
@@ -24,25 +24,22 @@ def _heat_map(run: RunRecord, number: int) -> Plot:
     values = np.array([[widths.get(Width(w, a), {}).get("metric", np.nan) for a in activations] for w in weights])
     fig = figure(HALF, 0.75 + 0.36 * len(weights))
     axes = fig.subplots()
-    low, high = np.nanmin(values), np.nanmax(values)
-    spread = max(high - low, 1e-9)
+    low = np.nanmin(values)
+    spread = max(np.nanmax(values) - low, 1e-9)
     # Rectangles, not a picture: the page stays free of embedded images, and the gaps follow its theme.
     axes.pcolormesh(values, cmap=LinearSegmentedColormap.from_list("run", ["#fdfdfd", colour(number)]),
                     vmin=low - 0.15 * spread, vmax=low + spread, edgecolors=PAPER, linewidth=1.5)
-    middle = low + 0.6 * spread
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             # White on the full colours and black on the pale ones, in either theme of the page.
             axes.text(column + 0.5, row + 0.5, f"{value:.1f}", ha="center", va="center", fontsize=7.5,
-                      color="#fefefe" if value > middle else "#101010")
+                      color="#fefefe" if value > low + 0.6 * spread else "#101010")
     axes.set_xticks(np.arange(len(activations)) + 0.5, [f"A{a}" for a in activations])
     axes.set_yticks(np.arange(len(weights)) + 0.5, [f"W{w}" for w in weights])
     axes.invert_yaxis()
     axes.tick_params(length=0)
     axes.grid(False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    axes.set_xlabel("bits of activations")
-    axes.set_ylabel("bits of weights")
+    axes.spines[:].set_visible(False)
+    axes.set(xlabel="bits of activations", ylabel="bits of weights")
     return Plot(f"mixed-{number + 1}", run.name, f"Test {run.metric} with weights and activations at bits of their own, by "
                 "the run's own steps.", fig)

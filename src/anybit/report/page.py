@@ -15,24 +15,19 @@ from anybit.report.again import commands, modules, recipe_files
 from anybit.report.mixed import mixed_plots
 from anybit.report.read import read_runs
 from anybit.report.style import Plot, Rendered, colour, inline, render, require_matplotlib, styled
-from anybit.report.tables import (
-    Table,
-    accuracy_table,
-    config_differences,
-    environment_rows,
-    grid_csv,
-    grid_table,
-)
+from anybit.report.tables import Table, accuracy_table, config_differences, environment_rows, grid_csv, grid_table
 from anybit.training.reading import RunRecord
 from anybit.training.records import total_seconds
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
-    """Compare runs in the folder `out`: index.html, accuracy.csv, grid.csv, every plot as SVG and PNG, and a recipe per
-    run. The page is written last, and its path returned."""
+    """Compare runs in the folder `out` and return the path of the page.
+
+    Written are index.html, accuracy.csv, grid.csv, every plot as SVG and PNG, and a recipe per run, the page last.
+    """
     require_matplotlib()
     records = read_runs(runs)
-    _write({}, out)
+    _write({}, out)  # a folder that cannot be written is noticed before anything is drawn
     with styled():
         sections = {"accuracy": plots.accuracy_plots(records), "curves": plots.curve_plots(records),
                     "weights": weights.weight_plots(records), "layers": plots.layer_plots(records),
@@ -52,7 +47,6 @@ def write_report(runs: Sequence[Path], out: Path) -> Path:
 
 
 def _write(content: Mapping[str, bytes], out: Path) -> None:
-    """Called with nothing first, so that a folder that cannot be had is noticed before anything is drawn."""
     with writing(out, "choose another folder with --out"):
         out.mkdir(parents=True, exist_ok=True)
         for name, data in content.items():
@@ -60,7 +54,7 @@ def _write(content: Mapping[str, bytes], out: Path) -> None:
 
 
 def _without_none(table: dict[str, Any]) -> dict[str, Any]:
-    """TOML has no null: a key that is left out is none by default."""
+    # TOML has no null: a key that is left out is none by default.
     return {key: _without_none(value) if isinstance(value, dict) else value
             for key, value in table.items() if value is not None}
 
@@ -72,8 +66,7 @@ def _page(records: Sequence[RunRecord], table: Table, sections: dict[str, list[P
         from markupsafe import Markup
     except ImportError:
         raise MissingExtra("jinja2", "report", "the report") from None
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
-                                     lstrip_blocks=True)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.globals["zip"] = zip
     template = environment.from_string(files("anybit.report").joinpath("page.html.j2").read_text(encoding="utf-8"))
     return template.render(
@@ -85,10 +78,8 @@ def _page(records: Sequence[RunRecord], table: Table, sections: dict[str, list[P
 
 
 def _facts(record: RunRecord, number: int, table: Table) -> dict[str, Any]:
-    """What the page says of a run at its head."""
     cell = {row.width: cells[number + 1] for row, cells in zip(table.rows, table.cells(), strict=True)}
-    seconds = total_seconds(record.timing)
-    config = record.config
+    seconds, config = total_seconds(record.timing), record.config
     facts = {"variant": record.variant, "data": config.get("data", {}).get("name"),
              "model": config.get("model", {}).get("name"), "clients": _clients(record),
              "rounds": f"{record.rounds} of {config.get('rounds', '?')}" if not record.finished else str(record.rounds),
@@ -99,11 +90,10 @@ def _facts(record: RunRecord, number: int, table: Table) -> dict[str, Any]:
 
 
 def _clients(record: RunRecord) -> str | None:
-    sizes = record.split_sizes
-    if not sizes:
+    if not (sizes := record.split_sizes):
         return None
-    each = f"{min(sizes)}–{max(sizes)}" if min(sizes) < max(sizes) else f"{sizes[0]}"
-    return f"{len(sizes)}, {record.config.get('cohort', '?')} a round, {each} examples each"
+    examples = f"{min(sizes)}–{max(sizes)}" if min(sizes) < max(sizes) else f"{sizes[0]}"
+    return f"{len(sizes)}, {record.config.get('cohort', '?')} a round, {examples} examples each"
 
 
 def _duration(seconds: float) -> str:

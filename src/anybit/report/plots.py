@@ -22,17 +22,17 @@ _MAX_LAYER_NAMES = 40
 
 
 def accuracy_plots(runs: Sequence[RunRecord]) -> list[Plot]:
-    """One plot for each kind of sites that was evaluated, the runs' own kind first."""
+    """Draw one plot for each kind of sites that was evaluated, the runs' own kind first."""
     kinds = [kind for kind in _WORDS if any(_points(run, kind) for run in runs)]
     kinds.sort(key=lambda kind: -sum(run.sites == kind for run in runs))
     return [_accuracy(runs, kind, first=kind == kinds[0]) for kind in kinds]
 
 
 def _points(run: RunRecord, kind: str) -> list[tuple[int, dict[str, float]]]:
-    """[(bits, scores)] with the given sites quantized; empty when only full precision is known."""
+    """List (bits, scores) with the given sites quantized; empty when only full precision is known."""
     widths = {Width.parse(name): score for name, score in run.scores.items()}
-    found = {min(w): score for w, score in widths.items() if str(w).rstrip("0123456789") in (kind, "FP")}
-    return sorted(found.items(), reverse=True) if set(found) - {FLOAT} else []
+    by_bits = {min(w): score for w, score in widths.items() if str(w).rstrip("0123456789") in (kind, "FP")}
+    return sorted(by_bits.items(), reverse=True) if set(by_bits) - {FLOAT} else []
 
 
 def _accuracy(runs: Sequence[RunRecord], kind: str, first: bool) -> Plot:
@@ -43,24 +43,20 @@ def _accuracy(runs: Sequence[RunRecord], kind: str, first: bool) -> Plot:
     bits = sorted({b for line in lines.values() for b, _ in line}, reverse=True)
     handles = [_line(axes, i, [(bits.index(b), s.get(key)) for b, s in line]) for i, line in lines.items()]
     axes.set_xticks(range(len(bits)), [str(b) for b in bits])
-    axes.set_xlim(-0.25, len(bits) - 0.75)
-    axes.set_xlabel(f"bits of {_WORDS[kind]}")
-    axes.set_ylabel(label)
+    axes.set(xlim=(-0.25, len(bits) - 0.75), xlabel=f"bits of {_WORDS[kind]}", ylabel=label)
     legend(fig, handles, [runs[i].name for i in lines])
     return Plot(f"accuracy-{kind}", f"{_sentence(_WORDS[kind])} quantized",
                 f"{_sentence(label)} with {_WORDS[kind]} at each bit-width, by each run's own step rule.", fig)
 
 
 def _line(axes: Axes, number: int, points: Sequence[tuple[float, float | None]], **style: Any) -> Any:
-    """One run's line, with gaps where a value is missing."""
-    x = [p for p, _ in points]
-    y = [np.nan if v is None else v for _, v in points]
-    style = {"marker": marker(number), "markeredgecolor": "none", **style}
-    return axes.plot(x, y, color=colour(number), **style)[0]
+    """Draw one run's line, with gaps for missing values."""
+    x, y = [p for p, _ in points], [np.nan if v is None else v for _, v in points]
+    return axes.plot(x, y, color=colour(number), **{"marker": marker(number), "markeredgecolor": "none", **style})[0]
 
 
 def _score(runs: Sequence[RunRecord]) -> tuple[Score, str]:
-    """(which score all runs share, its label on an axis)."""
+    """Return (the score that all runs share, its label on an axis)."""
     metric = shared_metric(runs)
     if metric is None:
         return "loss", "test loss"
@@ -72,7 +68,7 @@ def _sentence(text: str) -> str:
 
 
 def curve_plots(runs: Sequence[RunRecord]) -> list[Plot]:
-    """The loss of the clients in every round, and the server model's score on the way."""
+    """Draw the loss of the clients in every round, and the server model's score during training."""
     plots = [_loss_curve(runs)] if any(run.metrics for run in runs) else []
     return plots + ([_score_curve(runs)] if any(run.last for run in runs) else [])
 
@@ -84,16 +80,14 @@ def _loss_curve(runs: Sequence[RunRecord]) -> Plot:
     for i, run in enumerate(runs):
         rounds = np.array([e["round"] for e in run.metrics], dtype=float)
         loss = np.array([e["loss"] for e in run.metrics], dtype=float)
-        few = {"marker": marker(i), "markersize": 3} if len(rounds) <= 20 else {"marker": ""}
+        style = {"marker": marker(i), "markersize": 3} if len(rounds) <= 20 else {"marker": ""}
         if len(rounds) > _SMOOTH_FROM:
             axes.plot(rounds, loss, color=colour(i), alpha=0.2, linewidth=0.6)
             window = len(rounds) // 50
             loss = np.convolve(loss, np.ones(window) / window, "valid")
             rounds = rounds[window - 1:]
-        handles.append(_line(axes, i, list(zip(rounds, loss, strict=True)), **few))
-    axes.set_xlabel("round")
-    axes.set_ylabel("training loss")
-    _whole_rounds(axes)
+        handles.append(_line(axes, i, list(zip(rounds, loss, strict=True)), **style))
+    _label_rounds(axes, "training loss")
     legend(fig, handles, [run.name for run in runs])
     smoothed = any(len(run.metrics) > _SMOOTH_FROM for run in runs)
     return Plot("loss", "Training loss", "Mean loss over the local steps of each round's cohort, at the widths the "
@@ -111,51 +105,43 @@ def _score_curve(runs: Sequence[RunRecord]) -> Plot:
         style = {"markersize": 3 if len(entries) <= 30 else 0}
         _line(axes, i, [(r, scores.get("FP32", {}).get(key)) for r, scores in entries], **style)
         _line(axes, i, [(r, _lowest(scores).get(key)) for r, scores in entries], linestyle=(0, (3, 1.5)), **style)
-    axes.set_xlabel("round")
-    axes.set_ylabel(label)
-    _whole_rounds(axes)
+    _label_rounds(axes, label)
     lowest = sorted({f"{min(run.bits)}" for run in runs if run.bits})
-    handles: list[Any] = [Line2D([], [], color=colour(i), marker=marker(i), markeredgecolor="none")
-                          for i in range(len(runs))]
-    handles += [Line2D([], [], color=QUIET, linestyle=style) for style in ("-", (0, (3, 1.5)))]
+    handles = [Line2D([], [], color=colour(i), marker=marker(i), markeredgecolor="none") for i in range(len(runs))]
+    handles += [Line2D([], [], color=QUIET, linestyle=dashes) for dashes in ("-", (0, (3, 1.5)))]
     names = [*(run.name for run in runs), "32 bits", f"{' or '.join(lowest) or 'lowest'} bits"]
     legend(fig, handles, names)
     return Plot("score", f"{_sentence(label.removeprefix('test '))} over rounds",
-                "The server model on the whole test set, in full precision (solid) and at the lowest width (dashed).",
-                fig)
+                "The server model on the whole test set, in full precision (solid) and at the lowest width (dashed).", fig)
 
 
 def _lowest(scores: dict[str, dict[str, float]]) -> dict[str, float]:
-    """The score at the fewest bits."""
     return min(scores.items(), key=lambda item: min(Width.parse(item[0])))[1] if scores else {}
 
 
-def _whole_rounds(axes: Axes) -> None:
+def _label_rounds(axes: Axes, ylabel: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
+    axes.set(xlabel="round", ylabel=ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
 
 
 def layer_plots(runs: Sequence[RunRecord]) -> list[Plot]:
-    """Saturation and kurtosis of every layer at the lowest width, of weights and of activations."""
-    plots = []
-    for index, (suffix, word) in enumerate((("weight_quantizer", "weights"), ("input_quantizer", "activations"))):
-        lines = [_health(run, index, suffix) for run in runs]
-        if any(lines):
-            plots.append(_layers(runs, lines, word))
-    return plots
+    """Draw saturation and kurtosis of every layer at the lowest width, of weights and of activations."""
+    kinds = enumerate((("weight_quantizer", "weights"), ("input_quantizer", "activations")))
+    lines = {kind: [_health(run, index, suffix) for run in runs] for index, (suffix, kind) in kinds}
+    return [_layers(runs, health, kind) for kind, health in lines.items() if any(health)]
 
 
 def _health(run: RunRecord, index: int, suffix: str) -> dict[str, dict[str, float]]:
-    """{layer: (saturation, kurtosis)} of one kind of sites, if that kind was quantized in the newest evaluation."""
+    """Return {layer: {saturation, kurtosis}} of one kind of sites; empty if the newest evaluation did not quantize it."""
     last = run.last
     if not last or Width.parse(last["layers_at"])[index] == FLOAT:
         return {}
-    return {name.removesuffix(suffix).rstrip("."): value for name, value in last["layers"].items()
-            if name.endswith(suffix)}
+    return {name.removesuffix(suffix).rstrip("."): value for name, value in last["layers"].items() if name.endswith(suffix)}
 
 
-def _layers(runs: Sequence[RunRecord], lines: Sequence[dict[str, dict[str, float]]], word: str) -> Plot:
+def _layers(runs: Sequence[RunRecord], lines: Sequence[dict[str, dict[str, float]]], kind: str) -> Plot:
     fig = figure(FULL, 4.2)
     top, bottom = fig.subplots(2, 1, sharex=True)
     shown = [i for i, line in enumerate(lines) if line]
@@ -169,9 +155,9 @@ def _layers(runs: Sequence[RunRecord], lines: Sequence[dict[str, dict[str, float
     bottom.annotate("uniform: 1.8", (0, UNIFORM_KURTOSIS), (3, -3), xycoords=("axes fraction", "data"),
                     textcoords="offset points", ha="left", va="top", fontsize=7, color=QUIET)
     bottom.margins(y=0.15)
+    bottom.set_ylabel("kurtosis")
     top.set_ylabel("saturated (%)")
     top.set_ylim(bottom=0)
-    bottom.set_ylabel("kurtosis")
     names = list(lines[shown[0]])
     if all(list(lines[i]) == names for i in shown) and len(names) <= _MAX_LAYER_NAMES:
         bottom.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor", fontsize=7)
@@ -179,6 +165,6 @@ def _layers(runs: Sequence[RunRecord], lines: Sequence[dict[str, dict[str, float
         bottom.set_xlabel("layer, in the model's order")
     legend(fig, handles, [runs[i].name for i in shown])
     widths = sorted_widths({last["layers_at"] for i in shown if (last := runs[i].last)})
-    return Plot(f"layers-{word}", f"{_sentence(word)} of every layer at {' or '.join(widths)}",
+    return Plot(f"layers-{kind}", f"{_sentence(kind)} of every layer at {' or '.join(widths)}",
                 "Saturated: the share of values beyond the ends of the grid. Kurtosis: low is flat and easy to "
                 "quantize (a uniform distribution has 1.8, a normal one 3), high means outliers.", fig, wide=True)

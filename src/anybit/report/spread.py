@@ -1,4 +1,4 @@
-"""How labels and sizes spread over the clients: numbers and a picture."""
+"""The spread of labels and sizes over the clients, as numbers and a picture."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from anybit.federated.cohort import build_cohort, sample_clients
 from anybit.quant.grid import FLOAT, Width
 
 MOST_CLIENTS = 100
-"""More columns than this cannot be told apart in the picture; the clients in between are left out."""
+"""The most columns that can be told apart in the picture; clients in between are left out."""
 _ROUNDS = 20
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Examples per (client, class)."""
+    """The examples per (client, class)."""
 
     counts: np.ndarray
     class_names: tuple[str, ...]
 
     @property
     def sizes(self) -> np.ndarray:
-        sizes: np.ndarray = self.counts.sum(1)
-        return sizes
+        return np.asarray(self.counts.sum(1))
 
     def numbers(self) -> dict[str, float]:
-        """What the spread looks like in a few numbers; effective labels: exp of the entropy of a client's labels."""
+        """Summarize the spread; effective labels: exp of the entropy of a client's labels."""
         share = self.counts / self.sizes[:, None]
         entropy = -(share * np.log(np.where(share > 0, share, 1))).sum(1)
         return {"clients": len(self.sizes), "examples": int(self.sizes.sum()),
@@ -48,9 +47,9 @@ def spread(labels: np.ndarray, split: Sequence[np.ndarray], class_names: tuple[s
 
 
 def padding(split: Sequence[np.ndarray], cohort: int, batch_size: int, epochs: int, seed: int) -> dict[str, float]:
-    """The share of computed samples that is padding when clients are stacked, over the first rounds of a run.
+    """Compute the share of padding among the samples of stacked clients, over the first rounds of a run.
 
-    padded_to_largest: what it would be if every client were padded to the largest of its cohort.
+    padded_to_largest: the share if every client were padded to the largest of its cohort.
     """
     shares = []
     for round in range(_ROUNDS):
@@ -62,7 +61,7 @@ def padding(split: Sequence[np.ndarray], cohort: int, batch_size: int, epochs: i
 
 
 def draw(found: Spread, path: Path, heading: str) -> None:
-    """A heat map of labels over clients beside a histogram of their sizes."""
+    """Draw a heat map of labels over clients beside a histogram of their sizes."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -78,20 +77,20 @@ def draw(found: Spread, path: Path, heading: str) -> None:
     try:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be written ({error}): name a .png or .svg file in a folder that exists") \
-            from None
+        raise DataError(f"{path} cannot be written ({error}): name a .png or .svg file in a folder that exists") from None
 
 
-def _heat_map(figure: Any, axes: Any, found: Spread) -> None:
+def _heat_map(figure: Any, axes: Any, spread: Spread) -> None:
     from matplotlib.colors import PowerNorm
-    clients, classes = found.counts.shape
+
+    clients, classes = spread.counts.shape
     shown = np.linspace(0, clients - 1, min(clients, MOST_CLIENTS)).round().astype(int)
-    image = axes.imshow((found.counts / found.sizes[:, None])[shown].T, aspect="auto", interpolation="nearest",
+    image = axes.imshow((spread.counts / spread.sizes[:, None])[shown].T, aspect="auto", interpolation="nearest",
                         cmap="viridis", norm=PowerNorm(0.5, vmin=0))
-    some = "" if len(shown) == clients else f" ({len(shown)} of {clients})"
-    axes.set(xlabel=f"client{some}", title="share of each label in a client's examples")
+    omission = "" if len(shown) == clients else f" ({len(shown)} of {clients})"
+    axes.set(xlabel=f"client{omission}", title="share of each label in a client's examples")
     ticks = np.unique(np.linspace(0, classes - 1, min(classes, 31)).round().astype(int))
-    axes.set_yticks(ticks, [found.class_names[i] for i in ticks], fontsize=8 if classes <= 20 else 6)
+    axes.set_yticks(ticks, [spread.class_names[i] for i in ticks], fontsize=8 if classes <= 20 else 6)
     places = np.unique(np.linspace(0, len(shown) - 1, 6).round().astype(int))
     axes.set_xticks(places, shown[places])
     figure.colorbar(image, ax=axes, pad=0.01)

@@ -1,4 +1,4 @@
-"""How plots look: one style for all, and the same bytes for the same runs."""
+"""The style of all plots; the same runs give the same bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAPER, INK, QUIET, LINE = "#ffffff", "#1d232b", "#5d6875", "#dfe3e8"
-"""Background, text, secondary text and rules. On the page each becomes the CSS variable that follows the theme."""
+"""Background, text, secondary text and rules; on the page they become CSS variables of the theme."""
 _VARIABLES = {PAPER: "var(--paper)", INK: "var(--ink)", QUIET: "var(--quiet)", LINE: "var(--line)"}
 
 # Okabe and Ito's palette, told apart also without colour vision, less the yellow and black that vanish on one theme.
@@ -25,7 +25,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 FULL, HALF = 8.6, 4.2
-"""Widths of figures in inches: across the page, and two side by side."""
+"""Inches of a figure across the page, and of one of two side by side."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Plot:
     caption: str
     figure: Figure
     wide: bool = False
-    """Whether it needs the page's whole width."""
+    """True if it fills the page from side to side."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class Rendered:
 
 
 def colour(number: int) -> str:
-    """The colour of a run, the same in all plots and on the page."""
+    """Return the colour of a run, the same in all plots and on the page."""
     return COLOURS[number % len(COLOURS)]
 
 
 def marker(number: int) -> str:
-    """With more runs than colours, marker and colour together still tell them apart."""
+    """Return the marker of a run; with more runs than colours, both together tell runs apart."""
     return MARKERS[number % len(MARKERS)]
 
 
@@ -67,13 +67,13 @@ def require_matplotlib() -> None:
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Draw and render inside: the user's own matplotlib settings neither leak in nor are changed."""
+    """Set the style for drawing and rendering, apart from the user's own matplotlib settings."""
     import matplotlib
 
     settings: dict[Any, Any] = {
         "figure.facecolor": PAPER, "savefig.facecolor": PAPER, "axes.facecolor": PAPER,
-        "figure.constrained_layout.use": True, "font.family": ["sans-serif"],
-        "font.sans-serif": ["DejaVu Sans"], "font.size": 8, "text.parse_math": False,
+        "figure.constrained_layout.use": True, "font.family": ["sans-serif"], "font.sans-serif": ["DejaVu Sans"],
+        "font.size": 8, "text.parse_math": False,
         "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": LINE, "xtick.color": LINE, "ytick.color": LINE,
         "xtick.labelcolor": QUIET, "ytick.labelcolor": QUIET, "axes.labelsize": 8, "xtick.labelsize": 7.5,
         "ytick.labelsize": 7.5, "axes.titlesize": 8.5, "axes.titleweight": "bold", "axes.titlelocation": "left",
@@ -90,15 +90,15 @@ def styled() -> Iterator[None]:
         yield
 
 
-def figure(width: float, height: float) -> Figure:
-    """A figure that belongs to nobody: no pyplot, no global list."""
+def figure(across: float, height: float) -> Figure:
+    """Make a figure of this size in inches, outside pyplot's global list."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height))
+    return Figure(figsize=(across, height))
 
 
 def legend(figure: Figure, handles: Sequence[object], names: Sequence[str]) -> None:
-    """Above the plot, as many columns as fit; the figure grows by the rows, so that the plot keeps its size."""
+    """Draw a legend above the plot in as many columns as fit; the figure grows by its rows, so the plot keeps its size."""
     columns = max(1, min(len(names), int(figure.get_figwidth() * 13 / (max(map(len, names)) + 5))))
     figure.set_figheight(figure.get_figheight() + 0.165 * (math.ceil(len(names) / columns) - 1))
     # The names are set afterwards, because matplotlib hides labels that begin with an underscore.
@@ -109,20 +109,19 @@ def legend(figure: Figure, handles: Sequence[object], names: Sequence[str]) -> N
 
 
 def render(plot: Plot) -> Rendered:
-    """SVG (without a date) and PNG."""
+    """Render a plot as SVG (without a date) and PNG."""
     svg, png = io.BytesIO(), io.BytesIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    plot.figure.savefig(svg, format="svg", metadata=nothing)
+    plot.figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     plot.figure.savefig(png, format="png", dpi=200, metadata={"Software": None})
     return Rendered(svg.getvalue(), png.getvalue())
 
 
 def inline(svg: bytes, name: str) -> str:
-    """An SVG file as part of a page: no prolog, no fixed size, ids that no other plot has, colours of the theme."""
+    """Turn an SVG file into a part of a page: no prolog, no fixed size, unique ids, colours of the theme."""
     text = svg.decode()
     text = text[text.index("<svg"):]
-    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
-    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    for dimension in ("width", "height"):
+        text = re.sub(rf'(<svg[^>]*?) {dimension}="[^"]*"', r"\1", text, count=1)
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", text)
     for literal, variable in _VARIABLES.items():

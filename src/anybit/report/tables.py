@@ -1,4 +1,4 @@
-"""Tables as plain data: the command line prints them, the page shows them, CSV and JSON keep them."""
+"""Tables as plain data, for the command line, the page, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _GROUPS = ("full precision", "weights", "activations", "weights and activations"
 
 @dataclass(frozen=True)
 class Row:
-    """One width."""
+    """The row of one width."""
 
     width: str
     group: str
-    """Which tensors are quantized: none, weights, activations, both, or each at bits of its own."""
+    """The quantized tensors: none, weights, activations, both, or both at different bits."""
     values: tuple[float | None, ...]
     best: tuple[bool, ...]
 
@@ -41,12 +41,11 @@ class Table:
     rows: tuple[Row, ...]
 
     def cells(self) -> list[list[str]]:
-        """The rows as text."""
-        return [[row.width, *(MISSING if v is None else f"{v:.{self.digits}f}" for v in row.values)]
-                for row in self.rows]
+        """Return the rows as text."""
+        return [[row.width, *(MISSING if v is None else f"{v:.{self.digits}f}" for v in row.values)] for row in self.rows]
 
     def marks(self) -> list[list[bool]]:
-        """Which of `cells` is the best of its row; ties are all marked, and nothing is where nothing is compared."""
+        """Mark the best of `cells` in each row: all of a tie, and none without a comparison."""
         return [[False, *row.best] for row in self.rows]
 
     def as_json(self) -> dict[str, Any]:
@@ -56,40 +55,38 @@ class Table:
                           "best": [n for n, best in zip(names, row.best, strict=True) if best]} for row in self.rows]}
 
     def as_csv(self) -> str:
-        """With all digits; a missing value is an empty cell."""
+        """Write the table with all digits; a missing value is an empty cell."""
         return _csv([self.columns, *([row.width, *row.values] for row in self.rows)])
 
 
 def shared_metric(runs: Sequence[RunRecord]) -> str | None:
-    """The metric by which the runs are compared; none if they have different ones.
+    """Return the metric by which the runs are compared; None if they have different ones.
 
     An unfinished run does not know its metric's name and goes with the others; accuracy is the default.
     """
-    known = {run.metric for run in runs if run.metric is not None}
-    if len(known) > 1:
-        return None
-    return known.pop() if known else "accuracy"
+    known = {run.metric for run in runs if run.metric is not None} or {"accuracy"}
+    return known.pop() if len(known) == 1 else None
 
 
 def accuracy_table(runs: Sequence[RunRecord]) -> Table:
-    """One column per run at its own step rule. Runs with different metrics are compared by their loss."""
+    """Compare runs at their own step rules, one column per run; by loss if their metrics differ."""
     metric = shared_metric(runs)
     key: Score = "metric" if metric else "loss"
     return _table(metric or "loss", key, [run.name for run in runs], [run.scores for run in runs])
 
 
 def grid_table(run: RunRecord, key: Score = "metric") -> Table:
-    """All step rules of one run."""
+    """Compare all step rules of one run."""
     name = (shared_metric([run]) or key) if key == "metric" else "loss"
     return _table(name, key, list(run.grid), list(run.grid.values()))
 
 
 def grid_csv(runs: Sequence[RunRecord]) -> str:
-    """Everything that was evaluated, one line per run, step rule and width."""
+    """Write all evaluations, one line per run, step rule and width."""
     lines: list[Sequence[object]] = [("run", "variant", "steps", "width", "loss", "metric")]
     for run in runs:
-        for steps, scores in run.grid.items():
-            lines += [(run.name, run.variant, steps, width, scores[width].get("loss"), scores[width].get("metric"))
+        for rule, scores in run.grid.items():
+            lines += [(run.name, run.variant, rule, width, scores[width].get("loss"), scores[width].get("metric"))
                       for width in sorted_widths(scores)]
     return _csv(lines)
 
@@ -98,24 +95,21 @@ def _table(score: str, key: Score, names: Sequence[str], columns: Sequence[Mappi
     widths = sorted_widths({width for column in columns for width in column})
     values = [tuple(column.get(width, {}).get(key) for column in columns) for width in widths]
     lower = any(word in score.lower() for word in _LOWER_IS_BETTER)
-    digits = _digits([v for row in values for v in row if v is not None], score)
+    largest = max((abs(v) for row in values for v in row if v is not None), default=0)
+    digits = 2 if score == "accuracy" or largest >= 10 else 4
     rows = [Row(width, _GROUPS[_group(Width.parse(width))], row, _best(row, lower, digits))
             for width, row in zip(widths, values, strict=True)]
     return Table(score, lower, digits, ("width", *names), tuple(rows))
 
 
 def _best(values: Sequence[float | None], lower: bool, digits: int) -> tuple[bool, ...]:
-    """Values that read the same are the same: nobody should see 67.50 win over 67.50."""
+    # Values that read the same are the same: nobody should see 67.50 win over 67.50.
     shown = [None if v is None else round(v, digits) for v in values]
     known = [v for v in shown if v is not None]
     if len(known) < 2:
         return (False,) * len(values)
     best = min(known) if lower else max(known)
     return tuple(v == best for v in shown)
-
-
-def _digits(values: Sequence[float], score: str) -> int:
-    return 2 if score == "accuracy" or max(map(abs, values), default=0) >= 10 else 4
 
 
 def _group(width: Width) -> int:
@@ -125,20 +119,18 @@ def _group(width: Width) -> int:
 
 
 def sorted_widths(names: Iterable[str]) -> list[str]:
-    """FP32 first, then weights, activations, both, mixed; most bits first."""
-    def order(name: str) -> tuple[int, int, int]:
-        width = Width.parse(name)
-        return _group(width), -width.weights, -width.activations
-    return sorted(names, key=order)
+    """Sort widths: FP32 first, then weights, activations, both, mixed; most bits first."""
+    widths = {name: Width.parse(name) for name in names}
+    return sorted(widths, key=lambda name: (_group(widths[name]), -widths[name].weights, -widths[name].activations))
 
 
 def config_differences(runs: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
-    """[(dotted key, its value in each run)], only of keys that differ."""
+    """List (dotted key, its value in each run) for keys that differ."""
     return [(key, values) for key, values in _compared([run.config for run in runs]) if len(set(values)) > 1]
 
 
 def environment_rows(runs: Sequence[RunRecord]) -> list[tuple[str, list[str]]]:
-    """[(fact, [its value])], or its value in each run where they differ."""
+    """List (fact, [its value]), with its value in each run where they differ."""
     return [(key, values if len(set(values)) > 1 else values[:1])
             for key, values in _compared([run.environment for run in runs])]
 

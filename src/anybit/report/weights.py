@@ -23,67 +23,62 @@ _WORDS = {"table": "the table of the training", "rule": "the step rule", "mse": 
 
 
 def weight_plots(runs: Sequence[RunRecord]) -> list[Plot]:
-    """For each run that has weights: its first, middle and last layer."""
+    """Draw the first, middle and last layer of each run with weights."""
     return [_histograms(run, i) for i, run in enumerate(runs) if representative_layers(run) and run.bits]
 
 
 def weight_sites_of(run: RunRecord) -> list[str]:
-    """The weight sites whose weights were trained, in the model's order, in which only evaluations list them."""
+    """List the sites of trained weights in the model's order, which only evaluations know."""
     order = {site: place for place, site in enumerate((run.last or {}).get("layers", {}))}
     sites = [site for site in run.steps if site.endswith("weight_quantizer") and parameter(site) in run.weights]
     return sorted(sites, key=lambda site: order.get(site, len(order)))
 
 
 def parameter(site: str) -> str:
-    """The name of the parameter that a weight site quantizes."""
+    """Return the name of the parameter of a weight site."""
     return site.removesuffix("_quantizer")
 
 
 def representative_layers(run: RunRecord) -> list[str]:
-    """The first, the middle and the last weight site; fewer in a smaller model."""
+    """List the first, the middle and the last weight site; fewer in a smaller model."""
     sites = weight_sites_of(run)
     return [sites[i] for i in sorted({0, len(sites) // 2, len(sites) - 1})] if sites else []
 
 
 def drawn_rule(run: RunRecord) -> str:
-    """The step rule whose grid is drawn: the run's own.
+    """Return the run's own step rule, whose grid is drawn.
 
-    The step rule needs the bit-width of the training; a variant that is a Python object does not tell it, and then the
-    step table is drawn.
+    The rule "rule" needs the bit-width of the training, which a variant that is a Python object lacks: then "table".
     """
     return "table" if run.own is None or (run.own == "rule" and not _trained_bits(run)) else run.own
 
 
 def grid_points(run: RunRecord, site: str) -> dict[int, np.ndarray]:
-    """{bits: the values a weight can take}; with steps per channel, those of the channel of median step."""
+    """Return {bits: the possible values of a weight}; with step sizes per channel, in the channel of median step size."""
     options, sites = run.config.get("sites", {}), weight_sites_of(run)
     grid = options.get("weight_grid", "full")
     edge = options.get("first_last_bits") if site in (sites[0], sites[-1]) else None
-    steps = _steps(run, site, drawn_rule(run), grid, bool(options.get("per_channel")))
+    step_sizes = _step_sizes(run, site, drawn_rule(run), grid, bool(options.get("per_channel")))
     points = {}
     for bits in run.bits:
         actual = edge or bits
         low, high = limits(torch.tensor(actual), grid)
-        points[bits] = (torch.arange(int(low), int(high) + 1) * steps[BITS.index(actual)].median()).numpy()
+        points[bits] = (torch.arange(int(low), int(high) + 1) * step_sizes[BITS.index(actual)].median()).numpy()
     return points
 
 
-def _steps(run: RunRecord, site: str, rule: Any, grid: GridName, per_channel: bool) -> Tensor:
-    """The steps of a weight at all BITS: (7, channels)."""
+def _step_sizes(run: RunRecord, site: str, rule: Any, grid: GridName, per_channel: bool) -> Tensor:
+    """Return the step sizes of a weight at all BITS: (7, channels)."""
     if rule not in ("table", "rule"):
         return weight_steps(run.weights[parameter(site)].float(), rule, grid, per_channel).reshape(len(BITS), -1)
-    stored = _stored_steps(run, site)
+    try:
+        stored = torch.stack([torch.tensor(run.steps[site][str(b)], dtype=torch.float32).flatten() for b in BITS])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise RunError(f"{run.path / 'steps.json'}: site '{site}' is malformed ({error!r})") from None
     if rule == "table":
         return stored
     base = min(_trained_bits(run))
     return rescaled(stored[BITS.index(base)], base, all_bits(stored.device).reshape(-1, 1), grid)
-
-
-def _stored_steps(run: RunRecord, site: str) -> Tensor:
-    try:
-        return torch.stack([torch.tensor(run.steps[site][str(b)], dtype=torch.float32).flatten() for b in BITS])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise RunError(f"{run.path / 'steps.json'}: site '{site}' is malformed ({error!r})") from None
 
 
 def _trained_bits(run: RunRecord) -> list[int]:
@@ -118,11 +113,10 @@ def _histogram(axes: Axes, run: RunRecord, site: str, number: int) -> None:
 
 
 def _grids(axes: Axes, run: RunRecord, site: str, first: bool) -> None:
-    """One row of ticks per bit-width."""
     from matplotlib.ticker import MaxNLocator
 
     for row, points in enumerate(grid_points(run, site).values()):
-        # One broken line instead of hundreds of short ones keeps the page small.
+        # One interrupted line instead of hundreds of short ones keeps the page small.
         x = np.stack([points, points, np.full_like(points, np.nan)], 1).ravel()
         y = np.tile([row - 0.36, row + 0.36, np.nan], len(points))
         axes.plot(x, y, color=INK, linewidth=0.9 if len(points) <= 16 else 0.5 if len(points) <= 64 else 0.25)

@@ -1,4 +1,4 @@
-"""What the paper reports: its accuracy tables, the cells that cannot be as printed, and the orderings its text claims.
+"""The paper's accuracy tables, the cells that cannot be as printed, and the orderings that its text claims.
 
 facts.json holds them; every column names the recipe that trains it.
 """
@@ -30,7 +30,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Citation:
-    """Whose figures they are."""
+    """The source of the figures."""
 
     title: str
     authors: tuple[str, ...]
@@ -42,7 +42,7 @@ class Citation:
 
 @dataclass(frozen=True)
 class Column:
-    """One variant of a table."""
+    """The column of one variant in a table."""
 
     title: str
     recipe: str
@@ -72,20 +72,20 @@ class Claim:
     bits: tuple[int, ...]
     right: tuple[str, ...]
     against: tuple[int, ...] = ()
-    """Bits of the right side; none: those of the left."""
+    """Bits of the right side; if empty, those of the left."""
     right_table: str | None = None
     relation: Literal["above", "near"] = "above"
     margin: float = 0.0
     """above: left − right exceeds it · near: |left − right| does not."""
 
     def pairs(self) -> list[tuple[Cell, Cell]]:
-        """Every comparison that the claim makes."""
+        """List the comparisons of the claim."""
         bits = [(a, b) for a in self.bits for b in self.against or (a,)]
         return [(Cell(self.table, left, a), Cell(self.right_table or self.table, right, b))
                 for left, right, (a, b) in itertools.product(self.left, self.right, bits)]
 
     def slack(self, left: float, right: float) -> float:
-        """By how much a comparison holds, in points."""
+        """Return the points by which a comparison holds."""
         return self.margin - abs(left - right) if self.relation == "near" else left - right - self.margin
 
     def holds(self, left: float, right: float) -> bool:
@@ -95,27 +95,22 @@ class Claim:
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that facts.json says."""
+    """The content of facts.json."""
 
     citation: Citation
     tables: Mapping[str, PaperTable]
     suspect: Mapping[Cell, str]
-    """Why a printed figure is doubted."""
+    """{cell: the reason to doubt its figure}."""
     claims: tuple[Claim, ...]
 
     def value(self, cell: Cell) -> float | None:
-        """The paper's accuracy."""
+        """Return the paper's accuracy; None if it prints none."""
         return self.tables[cell.table].columns[cell.column].values.get(cell.bits)
-
-    def columns_of(self, recipe: str) -> list[tuple[str, str]]:
-        """The (table, column) pairs that a recipe's run fills: the baseline stands in many tables."""
-        return [(key, name) for key, table in self.tables.items() for name, column in table.columns.items()
-                if column.recipe == recipe]
 
 
 @functools.cache
 def facts() -> Facts:
-    """The paper's figures."""
+    """Read the paper's figures."""
     content = json.loads(files("anybit.reproduction").joinpath("facts.json").read_text(encoding="utf-8"))
     suspect = {Cell(entry["table"], entry["column"], bits): str(entry["why"])
                for entry in content["suspect"] for bits in entry["bits"]}
@@ -132,7 +127,7 @@ def _table(content: Mapping[str, Any]) -> PaperTable:
 
 
 def recipe_of(config: Config) -> str | None:
-    """The paper's recipe that a config is an instance of: the same data, model and variant, whatever its seed."""
+    """Return the paper's recipe with the data, model and variant of a config; None if there is none."""
     try:
         return _recipes().get(_identity(written_out(config)))
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Who overfits: the server model's test loss and accuracy on the way, mean over seeds."""
+"""Overfitting: the server model's test loss and accuracy during training, mean over seeds."""
 
 from __future__ import annotations
 
@@ -27,23 +27,22 @@ class Curve:
 
     @property
     def mean(self) -> np.ndarray:
-        mean: np.ndarray = self.values.mean(0)
-        return mean
+        return np.asarray(self.values.mean(0))
 
     @property
     def best_round(self) -> int:
-        """Where the mean is least."""
+        """The round of the least mean."""
         return self.rounds[int(self.mean.argmin())]
 
     @property
     def risen(self) -> float:
-        """How far the mean lies above its least value in the end."""
+        """The rise of the mean from its least value to the end."""
         return float(self.mean[-1] - self.mean.min())
 
 
 @dataclass(frozen=True)
 class Course:
-    """One variant: its loss at the width the paper draws, and its accuracy in full precision."""
+    """The curves of one variant: loss at its lowest width, as in the paper, and accuracy in full precision."""
 
     title: str
     width: str
@@ -52,14 +51,14 @@ class Course:
 
 
 def courses(by_recipe: Mapping[str, Sequence[Result]]) -> dict[str, list[Course]]:
-    """{folder of recipes: its variants}, where a baseline and at least one MQAT were trained."""
-    found = {}
+    """Return {folder of recipes: its variants}, if a baseline and at least one MQAT were trained."""
+    variants = {}
     for home in dict.fromkeys(recipe.rpartition("/")[0] for recipe in by_recipe):
         runs = {title: by_recipe[f"{home}/{leaf}"] for leaf, title in _TITLES.items() if f"{home}/{leaf}" in by_recipe}
         if _TITLES["baseline"] in runs and any(title.startswith("MQAT") for title in runs):
             lines = [_course(title, results) for title, results in runs.items() if all(r.curve for r in results)]
-            found[home.removeprefix("paper/")] = lines
-    return found
+            variants[home.removeprefix("paper/")] = lines
+    return variants
 
 
 def _course(title: str, results: Sequence[Result]) -> Course:

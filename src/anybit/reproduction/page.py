@@ -1,4 +1,4 @@
-"""The comparison with the paper, written down: plots, and a Markdown page that shows them."""
+"""The files of a comparison with the paper: plots, and a Markdown page that shows them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from anybit.reproduction.text import markdown
 
 
 def write_comparison(comparison: Comparison, out: Path, page: Path | None = None) -> list[Path]:
-    """Every plot as SVG and PNG in the folder `out`, and the page if asked for; the PNGs and the page are returned."""
+    """Write every plot as SVG and PNG into `out`, and the page if it is given; return the paths of PNGs and page."""
     require_matplotlib()
     written = []
     with writing(page or out, "choose another place with --out or --markdown"):
         out.mkdir(parents=True, exist_ok=True)
         with styled():
-            plots = paper_plots(comparison)
-            for plot in plots:
+            for plot in (plots := paper_plots(comparison)):
                 rendered = render(plot)
                 write_bytes(out / f"{plot.name}.svg", rendered.svg)
                 write_bytes(out / f"{plot.name}.png", rendered.png)

@@ -1,4 +1,4 @@
-"""Plots of ours against the paper's: accuracy over bits for every table, and who overfits."""
+"""Plots of our figures against the paper's: accuracy over bits for every table, and overfitting."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _PER_ROW = 5
 
 
 def paper_plots(comparison: Comparison) -> list[Plot]:
-    """One figure per table with more than full precision, and one of curves per data set and model."""
+    """Draw one figure per table, and one of curves per data set and model."""
     tables = [_table(table) if len(table.bits) > 1 else _bars(table) for table in comparison.tables]
     return tables + [_curves(home, lines) for home, lines in courses(comparison.by_recipe).items()]
 
 
 def _table(table: ComparedTable) -> Plot:
-    """One panel per variant: sixteen lines in one would hide each other."""
+    """Draw one panel per variant: sixteen lines in one would hide each other."""
     from matplotlib.lines import Line2D
 
     columns = measured(table)
@@ -35,12 +35,10 @@ def _table(table: ComparedTable) -> Plot:
     across = math.ceil(len(columns) / down)
     fig = figure(FULL if across > 2 else FULL * 0.6, 0.55 + 1.75 * down)
     panels = fig.subplots(down, across, squeeze=False, sharex=True, sharey=True)
-    for i, panel in enumerate(panels.flat):
-        if i >= len(columns):
-            panel.set_axis_off()
-            continue
-        _panel(panel, columns[i], table.bits, i)
-        panel.tick_params(labelbottom=True)
+    for i, column in enumerate(columns):
+        _panel(panels.flat[i], column, table.bits, i)
+    for panel in panels.flat[len(columns):]:
+        panel.set_axis_off()
     for row in panels:
         row[0].set_ylabel("accuracy (%)")
     panels[0, 0].set_ylim(bottom=0)
@@ -65,16 +63,17 @@ def _panel(axes: Axes, column: ComparedColumn, bits: Sequence[int], number: int)
     spread = [cell.ours.std or 0.0 if cell.ours else 0.0 for cell in cells]
     axes.plot(x, paper, color=QUIET, linestyle=_DASHED, linewidth=1.2)
     if any(cell.depends_on_steps for cell in cells):
-        again = [np.nan if cell.reestimated is None else cell.reestimated.mean for cell in cells]
-        axes.plot(x, again, color=colour(number), linestyle=":", linewidth=1.2)
+        reestimated = [np.nan if cell.reestimated is None else cell.reestimated.mean for cell in cells]
+        axes.plot(x, reestimated, color=colour(number), linestyle=":", linewidth=1.2)
     axes.errorbar(x, ours, yerr=spread if any(spread) else None, color=colour(number), marker=marker(number),
                   markeredgecolor="none", markersize=3.5, elinewidth=0.8, capsize=1.5)
     axes.set_xticks(x, [str(b) for b in bits])
     axes.set_title(column.title, fontsize=8)
+    axes.tick_params(labelbottom=True)
 
 
 def _bars(table: ComparedTable) -> Plot:
-    """A table of one row: a bar per variant, the paper's figure as a line across it."""
+    """Draw a table of one row: a bar per variant, the paper's figure as a line across it."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -104,10 +103,8 @@ def _curves(home: str, lines: Sequence[Course]) -> Plot:
     handles = [_curve(left, course.loss, number) for number, course in enumerate(lines)]
     for number, course in enumerate(lines):
         _curve(right, course.accuracy, number)
-    left.set_ylabel("test loss")
-    right.set_ylabel("test accuracy (%)")
-    for axes in (left, right):
-        axes.set_xlabel("round")
+    left.set(xlabel="round", ylabel="test loss")
+    right.set(xlabel="round", ylabel="test accuracy (%)")
     legend(fig, handles, [course.title for course in lines])
     return Plot(f"overfitting-{home}", f"Overfitting: {home}",
                 "Left: test loss, of MQAT after quantization at the lowest width it trains at, else in full precision. "

@@ -1,4 +1,4 @@
-"""How runs stand to the recipe of their column: what they train otherwise, and what to say to train them again."""
+"""The settings in which runs differ from the recipe of their column, and those that train them again."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ from anybit.training.build import Components, written_out
 _HOW = ("seed", "device", "engine", "threads", "checkpoint_every", "evaluation.")
 """Settings that do not change what is trained."""
 _COMPUTED = "compute."
-"""Settings of how it is computed: said below a table, and no other reading of the paper."""
+"""Settings of the computation: named below a table, and no other reading of the paper."""
 _ACTIVATIONS = ("ranges.activations", "ranges.calibration_images", "sites.activation_grid", "sites.quantize_image")
 """Settings without effect where no activation is rounded."""
 _CHOSEN = ("seed", "device", "engine", "threads", "compute.convolution", "compute.workers")
-"""Settings that a machine chooses, or that are said otherwise."""
+"""Settings that a machine chooses, or that a command names otherwise."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a recipe, and those that are left out of account."""
+    """The settings of a recipe, and the ignored ones."""
 
     wanted: Mapping[str, Any]
     ignored: tuple[str, ...]
 
     @staticmethod
     def of(recipe: str, shown: SiteKinds) -> Settings:
-        """For figures with the `shown` sites rounded."""
+        """Read the settings of a recipe for figures with the `shown` sites rounded."""
         config = from_recipe(recipe)
         rounds = "A" in shown or "A" in Components(config).build_variant().sites
         return Settings(flatten(plain(written_out(config))), () if rounds else _ACTIVATIONS)
 
     def readings(self, results: Sequence[Result]) -> list[list[Result]]:
-        """The runs of a column by what they do otherwise than the recipe, the nearest to it first."""
-        found: dict[tuple[str, ...], list[Result]] = {}
+        """Group the runs of a column by their reading of the paper, the nearest to the recipe first."""
+        runs: dict[tuple[str, ...], list[Result]] = {}
         for result in results:
-            found.setdefault(self.reading(result), []).append(result)
-        return [found[reading] for reading in sorted(found, key=len)] or [[]]
+            runs.setdefault(self.reading(result), []).append(result)
+        return [runs[reading] for reading in sorted(runs, key=len)] or [[]]
 
     def deviations(self, results: Sequence[Result]) -> tuple[str, ...]:
-        """What these runs do otherwise than the recipe; runs that are computed in different ways are not averaged."""
-        every = [self._training(flatten(result.config)) for result in results]
-        for key in {**self._training(self.wanted), **every[0]}:
-            found = {repr(each.get(key)): result.name for each, result in zip(every, results, strict=True)}
-            if len(found) > 1:
-                raise RunError(f"{' and '.join(found.values())} differ in {key} ({', '.join(found)}): compare them with "
+        """List the settings in which these runs differ from the recipe; they must not differ among each other."""
+        configs = [self._training(flatten(result.config)) for result in results]
+        for key in {**self._training(self.wanted), **configs[0]}:
+            names = {repr(config.get(key)): result.name for config, result in zip(configs, results, strict=True)}
+            if len(names) > 1:
+                raise RunError(f"{' and '.join(names.values())} differ in {key} ({', '.join(names)}): compare them with "
                                "the paper one at a time")
-        return tuple(f"{key} = {value} instead of {self.wanted.get(key)}" for key, value in every[0].items()
+        return tuple(f"{key} = {value} instead of {self.wanted.get(key)}" for key, value in configs[0].items()
                      if value != self.wanted.get(key))
 
     def overrides(self, result: Result) -> tuple[str, ...]:
-        """What a run was told beside the recipe, as the command line takes it."""
-        return self._said({key: value for key, value in flatten(result.config).items() if key not in _CHOSEN})
+        """List the settings of a run beside the recipe, as on the command line."""
+        return self._differing({key: value for key, value in flatten(result.config).items() if key not in _CHOSEN})
 
     def reading(self, result: Result) -> tuple[str, ...]:
-        """Those of the overrides that change what is trained."""
+        """List the overrides that change what is trained."""
         training = self._training(flatten(result.config))
-        return self._said({key: value for key, value in training.items() if not key.startswith(_COMPUTED)})
+        return self._differing({key: value for key, value in training.items() if not key.startswith(_COMPUTED)})
 
-    def _said(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    def _differing(self, settings: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(shlex.quote(f"{key}={value if isinstance(value, str) else toml_value(value)}")
                      for key, value in settings.items() if value != self.wanted.get(key) and key not in self.ignored)
 

@@ -12,14 +12,14 @@ from anybit.quant.grid import Width
 from anybit.report.style import Plot
 from anybit.report.tables import MISSING
 from anybit.reproduction.compare import TOLERANCE, Compared, ComparedColumn, ComparedTable, Comparison, Measured, Verdict
-from anybit.reproduction.facts import Cell, PaperTable, facts
+from anybit.reproduction.facts import PaperTable, facts
 from anybit.reproduction.overfitting import Course, courses
 from anybit.sweeps.results import Result
 
 Rows = list[list[str]]
 
 _BEYOND = " !"
-"""Marks a difference beyond the tolerance."""
+"""The mark of a difference beyond the tolerance."""
 
 INTRODUCTION = (f"Accuracy in percent, mean ± standard deviation over seeds, on the whole test set. *Difference*: ours − "
                 f"paper, **bold** beyond {TOLERANCE:g} points. *Re-estimated*: with steps found again after training "
@@ -34,7 +34,7 @@ def head(table: ComparedTable) -> list[str]:
 
 
 def rows(table: ComparedTable) -> Rows:
-    """Per measured column: ours, the paper's, the difference, and where steps matter the re-estimated figures."""
+    """List ours, the paper's, the difference and, if step sizes matter, the re-estimated figures of measured columns."""
     lines: Rows = []
     for column in measured(table):
         cells = [column.cells[bits] for bits in table.bits]
@@ -51,13 +51,13 @@ READING_HEAD = "off by"
 
 
 def reading_rows(table: ComparedTable) -> Rows:
-    """Of every column that was tried under several readings: the paper's, the table's, the others', and how far off."""
+    """List the paper's figures and ours under every reading, with their distance, of columns with several readings."""
     lines: Rows = []
-    for name, others in table.readings.items():
-        if others:
-            own = table.columns[name]
-            lines.append([f"{own.title}, paper", *(_paper(own.cells[bits]) for bits in table.bits), ""])
-            for column in (own, *others):
+    for name, readings in table.readings.items():
+        if readings:
+            shown = table.columns[name]
+            lines.append([f"{shown.title}, paper", *(_paper(shown.cells[bits]) for bits in table.bits), ""])
+            for column in (shown, *readings):
                 means = (_mean(column.cells[bits].ours) for bits in table.bits)
                 lines.append([f"  {' '.join(column.reading) or 'as in the recipe'}", *means,
                               MISSING if column.off is None else f"{column.off:.2f}"])
@@ -89,8 +89,8 @@ def _signed(points: float) -> str:
 
 
 def notes(table: ComparedTable) -> list[str]:
-    """What a reader of the table must know: seeds, split, steps, settings of ours that differ, and doubted figures."""
-    lines, known = [], facts()
+    """List the notes on a table: seeds, split, step sizes, settings of ours that differ, and doubted figures."""
+    lines = []
     configs = {column.title: from_recipe(column.recipe) for column in measured(table)}
     for seeds in dict.fromkeys(column.seeds for column in measured(table)):
         names = [column.title for column in measured(table) if column.seeds == seeds]
@@ -109,11 +109,12 @@ def notes(table: ComparedTable) -> list[str]:
     for deviations in dict.fromkeys(column.deviations for column in measured(table) if column.deviations):
         names = [column.title for column in measured(table) if column.deviations == deviations]
         lines.append(f"Not the recipe's setting ({', '.join(names)}): {'; '.join(deviations)}.")
-    for why in dict.fromkeys(known.suspect.values()):
-        cells = [cell for cell, reason in known.suspect.items() if reason == why and _shown(table, cell)]
-        if cells:
-            bits = "all bits" if len(cells) == len(table.bits) > 1 else f"{', '.join(str(c.bits) for c in cells)} bits"
-            lines.append(f"? {table.columns[cells[0].column].title} at {bits}: {why}.")
+    suspect = {cell: why for cell, why in facts().suspect.items()
+               if cell.table == table.key and table.columns[cell.column].seeds}
+    for why in dict.fromkeys(suspect.values()):
+        cells = [cell for cell, reason in suspect.items() if reason == why]
+        bits = "all bits" if len(cells) == len(table.bits) > 1 else f"{', '.join(str(c.bits) for c in cells)} bits"
+        lines.append(f"? {table.columns[cells[0].column].title} at {bits}: {why}.")
     return lines
 
 
@@ -123,7 +124,7 @@ def _split(config: Config) -> str:
 
 
 def commands(table: ComparedTable) -> list[str]:
-    """What trains the columns of a table again."""
+    """List the commands that train the columns of a table again."""
     together: dict[tuple[tuple[int, ...], tuple[str, ...]], list[str]] = {}
     for column in measured(table):
         together.setdefault((column.seeds, column.overrides), []).append(column.recipe)
@@ -131,12 +132,8 @@ def commands(table: ComparedTable) -> list[str]:
             for (seeds, overrides), recipes in together.items()]
 
 
-def _shown(table: ComparedTable, cell: Cell) -> bool:
-    return cell.table == table.key and bool(table.columns[cell.column].seeds)
-
-
 def agreement(tables: Iterable[ComparedTable]) -> str:
-    """How many figures agree, and how many losses from full precision; doubted ones do not count, repeated ones once."""
+    """Count the figures that agree, and the losses from full precision; doubted ones do not count, repeated ones once."""
     cells: dict[tuple[str, Width], bool] = {}
     drops: dict[tuple[str, Width], float] = {}
     for table in tables:
@@ -156,7 +153,7 @@ CLAIM_HEAD = ["claim", "table", "ours", "by", "paper's figures", "where"]
 
 
 def claim_rows(verdicts: Sequence[Verdict]) -> Rows:
-    """The sign of every claim; a claim that is measured in part says how much of it."""
+    """List the verdicts on all claims, with the measured part of a claim."""
     tables = facts().tables
     return [[v.claim.says, _short(tables[v.claim.table]), _verdict(v.ours, v.holding, v.measured, v.pairs),
              MISSING if v.narrowest is None else _signed(v.narrowest),
@@ -170,21 +167,20 @@ def _short(table: PaperTable) -> str:
 def _verdict(word: str, holding: int, measured: int, pairs: int) -> str:
     if not measured or (measured == pairs == 1) or (holding == measured == pairs):
         return word
-    of = f"{holding} of {measured}" + (f", {pairs - measured} not measured" if measured < pairs else "")
-    return f"{word} ({of})"
+    return f"{word} ({holding} of {measured}" + (f", {pairs - measured} not measured)" if measured < pairs else ")")
 
 
 OVERFITTING_HEAD = ["test loss", "at width", "least", "in round", "in the end", "risen by"]
 
 
 def overfitting_rows(lines: Sequence[Course]) -> Rows:
-    """Where the test loss of each variant was least, and where it ended."""
+    """List the least and the last test loss of each variant."""
     return [[c.title, c.width, f"{c.loss.mean.min():.3f}", str(c.loss.best_round), f"{c.loss.mean[-1]:.3f}",
              f"{c.loss.risen:.3f}"] for c in lines]
 
 
 def markdown(comparison: Comparison, plots: Sequence[Plot], images: Path, file: Path) -> str:
-    """A page of all tables and claims, with the plots that were written to the folder `images`."""
+    """Write a page of all tables and claims, with the plots in the folder `images`."""
     beside = os.path.relpath(str(images), str(file.parent))
     shown = {plot.name: f"\n![{plot.title}]({Path(beside, plot.name).as_posix()}.png)\n\n*{plot.caption}*\n"
              for plot in plots}
@@ -201,39 +197,33 @@ def markdown(comparison: Comparison, plots: Sequence[Plot], images: Path, file: 
 
 def _section(table: ComparedTable) -> list[str]:
     printed = table.number.startswith("Table")
-    lines = [[_bold(cell) for cell in line] for line in rows(table)]
-    return [f"## {table.title}\n", f"{table.number} of the paper.\n" if printed else "The paper has no table of it.\n",
-            "```", *commands(table), "```\n", _markdown_table(head(table), lines), "",
-            *(f"- {note}" for note in notes(table)), *_readings(table)]
-
-
-def _readings(table: ComparedTable) -> list[str]:
-    lines = reading_rows(table)
-    if not lines:
-        return []
-    return ["\n### Other readings\n", "What the paper leaves open, tried otherwise than in the recipe: each line names the "
-            "settings to add to the command. *Off by*: the mean distance from the paper's figures, doubted ones aside.\n",
-            _markdown_table([*head(table), READING_HEAD], lines)]
+    lines = [[f"**{cell.removesuffix(_BEYOND)}**" if cell.endswith(_BEYOND) else cell for cell in line]
+             for line in rows(table)]
+    section = [f"## {table.title}\n", f"{table.number} of the paper.\n" if printed else "The paper has no table of it.\n",
+               "```", *commands(table), "```\n", _markdown_table(head(table), lines), "",
+               *(f"- {note}" for note in notes(table))]
+    if not (readings := reading_rows(table)):
+        return section
+    return [*section, "\n### Other readings\n",
+            "What the paper leaves open, tried otherwise than in the recipe: each line names the settings to add to the "
+            "command. *Off by*: the mean distance from the paper's figures, doubted ones aside.\n",
+            _markdown_table([*head(table), READING_HEAD], readings)]
 
 
 def conditions(comparison: Comparison) -> list[str]:
-    """What the figures were made with."""
-    results = comparison.results
-    facts_of = {"test images": {f"{r.settings.data.name} {r.evaluation['test_examples']:,}" for r in results},
-                "device": {str(r.environment.get("gpu") or r.environment.get("cpu", "?")) for r in results},
-                "torch": {str(r.environment.get("torch", "?")) for r in results},
-                "anybit": {str(r.environment.get("anybit", "?")) for r in results}}
+    """List the conditions under which the figures were made."""
+    results = [result for results in comparison.by_recipe.values() for result in results]
+    values = {"test images": {f"{r.settings.data.name} {r.evaluation['test_examples']:,}" for r in results},
+              "device": {str(r.environment.get("gpu") or r.environment.get("cpu", "?")) for r in results},
+              "torch": {str(r.environment.get("torch", "?")) for r in results},
+              "anybit": {str(r.environment.get("anybit", "?")) for r in results}}
     tried = f", {_took(comparison.tried)} of other readings" if comparison.tried else ""
     return [f"{_took(results)} in the tables{tried}",
-            *(f"{what}: {', '.join(sorted(values))}" for what, values in facts_of.items())]
+            *(f"{condition}: {', '.join(sorted(texts))}" for condition, texts in values.items())]
 
 
 def _took(results: Sequence[Result]) -> str:
     return f"{len(results)} runs ({sum(r.seconds for r in results) / 3600:.1f} hours of training)"
-
-
-def _bold(text: str) -> str:
-    return f"**{text.removesuffix(_BEYOND)}**" if text.endswith(_BEYOND) else text
 
 
 def _markdown_table(columns: Sequence[str], lines: Rows) -> str:
@@ -243,8 +233,8 @@ def _markdown_table(columns: Sequence[str], lines: Rows) -> str:
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     tables = {table.key: {"title": table.title, "number": table.number, "columns": {
-        name: {**_column_json(column), "readings": [{"overrides": list(other.reading), **_column_json(other)}
-                                                    for other in table.readings[name]]}
+        name: {**_column_json(column), "readings": [{"overrides": list(reading.reading), **_column_json(reading)}
+                                                    for reading in table.readings[name]]}
         for name, column in table.columns.items() if column.seeds}} for table in comparison.tables}
     claims = [{"says": v.claim.says, "table": v.claim.table, "place": v.claim.place, "quote": v.claim.quote,
                "ours": v.ours, "paper": v.paper, "pairs": v.pairs, "measured": v.measured, "holding": v.holding,

@@ -32,13 +32,13 @@ from anybit.training.loop import finish
 from anybit.training.task import Trained
 
 _OF_ITS_OWN = ("seed", "split", "model", "variant", "ranges", "evaluation", "checkpoint_every")
-"""What runs side by side may differ in, if their operations are the same."""
+"""Settings in which runs side by side may differ, if their operations are the same."""
 
 _NUMBERS = ("name", "bits", "start", "fixed", "scale")
 """Arguments of a variant that change numbers, and no operation."""
 
 def program_key(config: Config) -> str:
-    """Equal for runs that one program can train.
+    """Return a key that is equal for runs of one program.
 
     QAT and MQAT at any bits are the same rounding with other widths, and the plain baseline is that at 32 bits. Penalties
     of any strength are the same penalties, and the paper's networks are the same network from any initial weights.
@@ -102,13 +102,13 @@ class Runs:
         self.lay_out(0)
 
     def lay_out(self, ahead: int) -> None:
-        """Lay out what the runs train on in the round after so many, on the host."""
+        """Lay out the runs' next inputs on the host: those of the round after `ahead` more."""
         self.cohorts = [t.computation.cohort(t.round + ahead) for t in self.trainings]
         weighting = [t.computation.weighting(c) for t, c in zip(self.trainings, self.cohorts, strict=True)]
         self.inputs = (self.given, join(self.cohorts), torch.stack(weighting))
 
     def round(self) -> Iterator[tuple[str, Trained | Exception]]:
-        """Run one round of all, and give those that it was the last one of."""
+        """Run one round of all, and yield the runs that end with it."""
         started, cohorts, before = time.perf_counter(), self.cohorts, self.state
         self.state, losses = self.program(self.state, self.inputs)
         self.lay_out(1)  # while the device is still busy with this round

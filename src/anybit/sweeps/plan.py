@@ -23,7 +23,7 @@ from anybit.files.writing import stale, write_json, writing
 from anybit.training.run_folder import locked
 
 _SHARED = ("data", "engine", "device", "threads", "compute")
-"""What runs of a group have in common: one copy of the data, and settings of the whole process."""
+"""Settings that runs of a group share: one copy of the data, and settings of the whole process."""
 
 _LONGEST_NAME = 200
 """Bytes of a run's name: file systems take 255, and temporary names are longer."""
@@ -39,12 +39,12 @@ class PlannedRun:
     overrides: tuple[str, ...]
     seed: int
     config: Config
-    """What recipe, overrides and seed say together, so that a sweep goes on where its recipes are not."""
+    """Recipe, overrides and seed resolved, so that a sweep goes on where its recipes are not."""
 
 
 def plan(names: Sequence[str], overrides: Sequence[str] = (), seeds: Sequence[int] | None = None,
          vary: Sequence[str] = ()) -> list[PlannedRun]:
-    """Every recipe of `names` (a recipe, or a folder of recipes) with every seed; without seeds, with its own.
+    """Plan every recipe of `names` (a recipe, or a folder of recipes) with every seed; without seeds, with its own.
 
     vary: 'key=a,b' for settings of which every combination is trained, e.g. 'model.init=torch,he'.
     """
@@ -75,7 +75,7 @@ def _check_keys(overrides: Sequence[str], varied: Sequence[str], seeds: Sequence
 
 
 def _label(override: str) -> str:
-    """A varied setting in the name of a folder.
+    """Write a varied setting as part of a folder's name.
 
     >>> _label("variant.bits=[2, 4]"), _label("split.alpha=0.1")
     ('bits-2-4', 'alpha-0.1')
@@ -97,13 +97,13 @@ def _distinct(runs: list[PlannedRun]) -> list[PlannedRun]:
 
 
 def _check_name(name: str) -> None:
-    """Raise if no folder can be called so."""
+    """Raise unless a folder can have this name."""
     if Path(name).name != name or name in ("", ".", "..") or not name.isprintable() or len(name.encode()) > _LONGEST_NAME:
         raise ConfigError(f"'{name[:60]}' is no name of a folder: at most {_LONGEST_NAME} bytes, without / and such")
 
 
 def _leaves(found: Sequence[str]) -> list[str]:
-    """The last part of each recipe's name, preceded by as many parts as it takes to tell them apart.
+    """Return the last part of each recipe's name, preceded by as many parts as it takes to tell them apart.
 
     >>> _leaves(["paper/a/mqat", "paper/b/mqat", "paper/b/qat"])
     ['a-mqat', 'b-mqat', 'qat']
@@ -118,13 +118,13 @@ def _leaves(found: Sequence[str]) -> list[str]:
 
 
 def group_key(config: Config) -> str:
-    """Equal for runs that can be trained from one copy of the data; which of them go side by side, lockstep.py says."""
+    """Return a key that is equal for runs on one copy of the data."""
     content = plain(config)
     return json.dumps({key: content[key] for key in _SHARED}, sort_keys=True)
 
 
 def groups(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
-    """The runs by group, in the order of the plan."""
+    """Group the runs, in the order of the plan."""
     found: dict[str, list[PlannedRun]] = {}
     for run in runs:
         found.setdefault(group_key(run.config), []).append(run)
@@ -161,7 +161,7 @@ class SweepFolder:
         return SweepFolder(path, runs)
 
     def _checked(self, runs: Sequence[PlannedRun]) -> SweepFolder:
-        """This sweep, if `runs` are its runs: results of two definitions must not be mixed in one folder."""
+        """Return this sweep if `runs` are its runs: results of two definitions must not mix in one folder."""
         before, now = ({run.name: run for run in each} for each in (self.runs, runs))
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         if changed:
@@ -181,7 +181,7 @@ class SweepFolder:
     def tidy(self) -> None:
         """Remove the temporary files of a process that was killed while writing. The caller holds the lock."""
         for part in stale(self.path):
-            with writing(part, "mend the disk, then run the sweep again"):
+            with writing(part, "fix the disk, then run the sweep again"):
                 part.unlink(missing_ok=True)
 
     def locked(self) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with runs before data are read: a dry run of a sweep says it.
+"""Checks of runs before data are read, for a dry run of a sweep.
 
 Every check is the run's own, so that both say the same.
 """

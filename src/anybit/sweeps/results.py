@@ -68,21 +68,21 @@ class Result:
         return str(self.evaluation["own"])
 
     def metric(self, width: str, steps: str | None = None) -> float | None:
-        """The metric at a width, by the run's own step rule unless given; none where it was not evaluated."""
+        """Return the metric at a width, by the run's own step rule unless given; none where it was not evaluated."""
         scores: Scores = self.evaluation["grid"].get(steps or self.own, {})
         return scores[width]["metric"] if width in scores else None
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a set of folders and files holds."""
+    """The runs of a set of folders and files."""
 
     results: list[Result]
     unfinished: list[str]
 
 
 def read_results(paths: Sequence[Path]) -> Found:
-    """The finished runs of sweeps, run folders and results files."""
+    """Read the finished runs of sweeps, run folders and results files."""
     found = Found([], [])
     for path in paths:
         if path.is_file():
@@ -122,7 +122,7 @@ def _from_file(path: Path) -> list[Result]:
 
 
 def _checked(entry: Mapping[str, Any], path: Path) -> Result:
-    """Looked at once, so that a damaged file is named here and not where its content is used."""
+    """Check a result once, so that a damaged file is named here and not where its content is used."""
     result: Result = read(Result, entry)
     checked_evaluation(result.evaluation, path)
     for point in result.curve:
@@ -132,8 +132,7 @@ def _checked(entry: Mapping[str, Any], path: Path) -> Result:
 
 
 def write_results(results: Sequence[Result], out: Path) -> None:
-    """FILE.json holds everything; FILE.csv the scores, one line per run, step rule and width, with the settings that differ
-    between the runs."""
+    """Write FILE.json with everything, or FILE.csv with the scores and the settings that differ between the runs."""
     if out.suffix == ".json":
         # One run per line: files of many runs stay small, and their differences readable.
         text = '{"runs": [\n' + ",\n".join(json.dumps(plain(r), ensure_ascii=False) for r in results) + "\n]}\n"
@@ -163,12 +162,12 @@ def _csv(results: Sequence[Result]) -> str:
 
 
 def _varied(results: Sequence[Result]) -> dict[str, list[str]]:
-    """{setting: its value in each run}, only of settings that differ; empty where a run has none."""
+    """Return {setting: its value in each run} of the settings that differ; empty where a run has none."""
     settings = compared([plain(r.settings) for r in results])
     return {key: list(map(_cell, values)) for key, values in settings.items()
             if key not in _TOLD and any(value != values[0] for value in values)}
 
 
 def _cell(value: Any) -> str:
-    """A value as an override takes it."""
+    """Write a value as an override takes it."""
     return value if isinstance(value, str) else "" if value is None else toml_value(value)

@@ -1,4 +1,4 @@
-"""How the runs of a sweep are trained: group by group, each run from its own newest checkpoint."""
+"""Training the runs of a sweep: group by group, each run from its own newest checkpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ State = Literal["waiting", "running", "done", "failed"]
 
 @dataclass
 class SweepWatch:
-    """How the outside follows and stops a sweep. The first argument of the callbacks is the run's name."""
+    """The line between a sweep and the outside. The first argument of the callbacks is the run's name."""
 
     on_state: Callable[[str, State, str], None] = lambda name, state, reason: None
     on_round: Callable[[str, Progress], None] = lambda name, progress: None
@@ -66,8 +66,8 @@ Outcome = tuple[str, Trained | Exception]
 def train_group(runs: Sequence[GroupRun]) -> Iterator[Outcome]:
     """Train runs of one group, each from its own newest checkpoint, and give each as it ends.
 
-    With the stacked engine, runs of the same operations go side by side in one program. What kept a run from its end
-    stands in the place of its result, so that the others go on.
+    With the stacked engine, runs of the same operations go side by side in one program. An error that kept a run
+    from its end stands in the place of its result, so that the others go on.
     """
     programs: dict[str, list[GroupRun]] = {}
     for run in runs:

@@ -1,7 +1,7 @@
 """L, σ_l, σ_g and F(w_1) − F(w*) of a real task, measured on training data in full precision.
 
-The theorem wants them for all w; they are measured at two points, the initial and the trained weights, and on a sample
-of clients. What comes out is therefore a lower estimate of L, σ_l and σ_g.
+The theorem needs them for all w; they are measured at two points, the initial and the trained weights, and on a sample
+of clients. L, σ_l and σ_g are therefore estimated from below.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from anybit.training.task import Task
 SAMPLED_CLIENTS = 10
 """Clients whose gradients are measured."""
 SMOOTHNESS_CLIENTS, SMOOTHNESS_STEPS = 3, 8
-"""Clients and steps of the power iteration for L."""
+"""Clients and iterations of the power iteration for L."""
 _REACH = 1e-3
-"""How far the power iteration steps, relative to ‖w‖: small against the weights, large against float32's rounding."""
-
+"""The distance of the power iteration, relative to ‖w‖: small against the weights, large against float32's rounding."""
 
 
 @dataclass(frozen=True)
@@ -46,29 +45,29 @@ class Known:
 
 @dataclass(frozen=True)
 class Estimates:
-    """The constants, and in words where each comes from."""
+    """The constants and their sources in words."""
 
     L: float
     sigma_l: float
     sigma_g: float
     gap: float
     gradient: float
-    """‖∇F(w)‖² at the trained weights: the mean over the sampled clients."""
+    """‖∇F(w)‖² at the trained weights, with ∇F as the mean over the sampled clients."""
     sources: dict[str, str]
 
 
 @dataclass(frozen=True)
 class ClientView:
-    """One client at one w."""
+    """The measurements of one client at one w."""
 
     loss: float
     gradient: Tensor
     variance: float
-    """Σ ‖∇f_s(w, ξ) − ∇F_s(w)‖² / (batches − 1): what independent batches of this size would have."""
+    """Σ ‖∇f_s(w, ξ) − ∇F_s(w)‖² / (batches − 1): the variance of independent batches of this size."""
 
 
 class Probe:
-    """The clients of a task, seen in full precision: no quantization, no dropout, penalties included."""
+    """The clients of a task in full precision: no quantization, no dropout, penalties included."""
 
     def __init__(self, task: Task, config: Config) -> None:
         self.task, self.config, self.device = task, config, pick_device("auto")
@@ -80,20 +79,14 @@ class Probe:
         self.width = torch.tensor(Width(FLOAT, FLOAT), device=self.device)
 
     def clients(self) -> list[int]:
-        """A sample of the clients, by the run's seed."""
-        everybody = len(self.task.split)
-        chosen = generator(self.config.seed, "bound").permutation(everybody)[:SAMPLED_CLIENTS]
-        return [int(c) for c in chosen]
-
-    def batches(self, client: int) -> list[Batch]:
-        """One epoch of a client."""
-        cohort = build_cohort(self.config.seed, 0, [client], [Width(FLOAT, FLOAT)], self.task.split,
-                              self.config.client.batch_size, 1).to(self.device)
-        return cohort.batches(0)
+        """Sample clients by the run's seed."""
+        order = generator(self.config.seed, "bound").permutation(len(self.task.split))
+        return [int(client) for client in order[:SAMPLED_CLIENTS]]
 
     def view(self, w: Tensors, client: int) -> ClientView:
-        """Loss, gradient and the variance of mini-batch gradients of one client."""
-        batches = self.batches(client)
+        """Measure loss, gradient and the variance of mini-batch gradients of one client, over one epoch."""
+        batches = build_cohort(self.config.seed, 0, [client], [Width(FLOAT, FLOAT)], self.task.split,
+                               self.config.client.batch_size, 1).to(self.device).batches(0)
         share = torch.tensor([float(xi.rows.sum()) for xi in batches])
         share /= share.sum()
         values, gradients = zip(*(self._gradient(w, xi) for xi in batches), strict=True)
@@ -102,37 +95,35 @@ class Probe:
         return ClientView(float((share * torch.stack(values)).sum()), mean, spread / max(len(batches) - 1, 1))
 
     def _gradient(self, w: Tensors, xi: Batch) -> tuple[Tensor, Tensor]:
-        def loss(p: dict[str, Tensor]) -> Tensor:
-            return self.loss(Trainable(p), self.given, self.width, xi)[0]
-
-        gradient, value = torch.func.grad_and_value(loss)(dict(w))
+        loss = torch.func.grad_and_value(lambda p: self.loss(Trainable(p), self.given, self.width, xi)[0])
+        gradient, value = loss(dict(w))
         return value.detach().cpu(), flat(gradient)
 
 
 def estimate(probe: Probe, first: Tensors, last: Tensors, given: Known) -> Estimates:
-    """The constants at w_1 = `first` and at the trained weights `last`, unless they are given."""
-    clients, everybody = probe.clients(), len(probe.task.split)
+    """Estimate the constants at w_1 = `first` and at the trained weights `last`, unless they are given."""
+    clients, population = probe.clients(), len(probe.task.split)
     before, after = ([probe.view(w, client) for client in clients] for w in (first, last))
     smoothness = given.L if given.L is not None else _smoothness(probe, clients, before, after, first, last)
     local = max(view.variance for view in before + after) ** 0.5
-    between = max(_between(views, everybody) for views in (before, after)) ** 0.5
+    between = max(_between(views, population) for views in (before, after)) ** 0.5
     gap = sum(view.loss for view in before) / len(before) if given.gap is None else given.gap
     if gap < 0:
         raise ConfigError(f"F(w_1) = {gap:.4g} is below 0, so that F(w*) ≥ 0 does not hold: give --gap F(w_1) − F(w*)")
     return Estimates(smoothness, local if given.sigma_l is None else given.sigma_l,
                      between if given.sigma_g is None else given.sigma_g, gap,
-                     float(_mean_gradient(after).double().square().sum()), _sources(given, len(clients), everybody))
+                     float(_mean_gradient(after).double().square().sum()), _sources(given, len(clients), population))
 
 
-def _sources(given: Known, clients: int, everybody: int) -> dict[str, str]:
-    where = f"{clients} of {everybody} clients, at the initial and the trained weights"
+def _sources(given: Known, clients: int, population: int) -> dict[str, str]:
+    where = f"{clients} of {population} clients, at the initial and the trained weights"
     text = {"L": "estimated from below: the largest ‖∇F_s(x) − ∇F_s(y)‖/‖x − y‖ seen, between initial and trained "
                  f"weights ({clients} clients) and by power iteration around the trained ones "
                  f"({min(SMOOTHNESS_CLIENTS, clients)} clients)",
             "sigma_l": f"estimated: root of the largest variance of a client's mini-batch gradients, {where}",
             "sigma_g": f"estimated: root of the mean ‖∇F_s − ∇F‖², {where}",
             "gap": f"F(w_1) over {clients} clients, with F(w*) ≥ 0"}
-    return {name: "given" if getattr(given, name) is not None else how for name, how in text.items()}
+    return {name: "given" if getattr(given, name) is not None else source for name, source in text.items()}
 
 
 def _mean_gradient(views: Sequence[ClientView]) -> Tensor:
@@ -140,7 +131,7 @@ def _mean_gradient(views: Sequence[ClientView]) -> Tensor:
 
 
 def _between(views: Sequence[ClientView], clients: int) -> float:
-    """1/S Σ_s ‖∇F_s − ∇F‖²; from a sample, divided by its size minus one, so that it is not too small."""
+    """Return 1/S Σ_s ‖∇F_s − ∇F‖²; from a sample, divided by its size minus one, so that it is not too small."""
     mean, count = _mean_gradient(views), len(views)
     spread = sum(float((view.gradient - mean).double().square().sum()) for view in views)
     return spread / (count if count == clients else max(count - 1, 1))
@@ -148,16 +139,16 @@ def _between(views: Sequence[ClientView], clients: int) -> float:
 
 def _smoothness(probe: Probe, clients: Sequence[int], before: Sequence[ClientView], after: Sequence[ClientView],
                 first: Tensors, last: Tensors) -> float:
-    """Every quotient ‖∇F_s(x) − ∇F_s(y)‖/‖x − y‖ is at most L: the largest of those that were looked at."""
+    """Return the largest computed quotient ‖∇F_s(x) − ∇F_s(y)‖/‖x − y‖, which is at most L."""
     chord = float((flat(last) - flat(first)).norm())
     pairs = zip(before, after, strict=True)
     quotients = [float((b.gradient - a.gradient).norm()) / chord for a, b in pairs if chord > 0]
     for client, view in list(zip(clients, after, strict=True))[:SMOOTHNESS_CLIENTS]:
-        step, direction = _REACH * float(flat(last).norm().clamp_min(1)), view.gradient
+        distance, direction = _REACH * float(flat(last).norm().clamp_min(1)), view.gradient
         for _ in range(SMOOTHNESS_STEPS):
             if not float(direction.norm()) > 0:
                 break
-            away = step * direction / direction.norm()
+            away = distance * direction / direction.norm()
             direction = probe.view(_moved(last, away), client).gradient - view.gradient
             quotients.append(float(direction.norm()) / float(away.norm()))
     largest = max(quotients, default=0.0)
@@ -167,7 +158,7 @@ def _smoothness(probe: Probe, clients: Sequence[int], before: Sequence[ClientVie
 
 
 def flat(tensors: Tensors) -> Tensor:
-    """All parameters as one vector, in the order of their names."""
+    """Return all parameters as one vector, in the order of their names."""
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 

@@ -1,7 +1,7 @@
-"""Theorem 3.1 for a finished run: its constants read or estimated, its bound, and what that means for the run.
+"""Theorem 3.1 for a finished run: its constants, read or estimated, and its bound.
 
-D·R² is taken over the weights that are quantized: the others carry no noise. Sites have different steps, so the sum
-Σ_d R_d² stands where the theorem has D·R², and R is the root mean square of the R_d.
+D·R² is taken over the quantized weights, because the others carry no noise. Sites have different step sizes, so Σ_d R_d²
+stands for the theorem's D·R², and R is the root mean square of the R_d.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from anybit import theory
 from anybit.config import Config
 from anybit.errors import ConfigError
 from anybit.federated.state import trainable_weights
@@ -21,34 +22,33 @@ from anybit.quant.grid import FLOAT, Grid, Width, pseudo_noise, quantize, roundi
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import prepare, quantizers, weight_sites
 from anybit.tensors import Tensors
-from anybit.theory import theorem
+from anybit.theory import Bound, Method, Setting
 from anybit.theory.estimates import Known, Probe, estimate
-from anybit.theory.theorem import Bound, Setting
 from anybit.training.run import Run
 from anybit.training.task import Task
 
 
 @dataclass(frozen=True)
 class RunBound:
-    """What Theorem 3.1 says of a run; `bound` is None where a condition is violated."""
+    """The statement of Theorem 3.1 about a run; `bound` is None if a condition is violated."""
 
     setting: Setting
     gap: float
     rounds: int
     quantized: int
-    """D: how many weights are quantized."""
+    """D: the number of quantized weights."""
     sources: dict[str, str]
-    """Where each constant comes from."""
+    """{constant: its source in words}."""
     gradient: float
     """‖∇F(w)‖² at the trained weights, over the sampled clients."""
     bound: Bound | None
     violation: str | None
     outside: list[str]
-    """Where the run departs from what the theorem assumes."""
+    """Departures of the run from the assumptions of the theorem."""
 
     @property
     def radius(self) -> float:
-        """R as a root mean square over the quantized weights."""
+        """R, the root mean square over the quantized weights."""
         return math.sqrt(self.setting.noise / max(self.quantized, 1))
 
     def constants(self) -> dict[str, float]:
@@ -57,16 +57,15 @@ class RunBound:
                 "sum_R2": s.noise, "L": s.L, "sigma_l": s.sigma_l, "sigma_g": s.sigma_g, "gap": self.gap}
 
     def meaning(self) -> list[str]:
-        """The figures in sentences."""
-        least = ("no learning rate brings the quantization term below 16/3·L²·ΣR² = "
-                 f"{theorem.irreducible(self.setting):.4g}")
+        """Describe the figures in sentences."""
+        least = f"no learning rate brings the quantization term below 16/3·L²·ΣR² = {theory.irreducible(self.setting):.4g}"
         measured = f"measured at the trained weights: ‖∇F‖² = {self.gradient:.4g}"
         if self.bound is None:
-            times = self.setting.eta_c / min(c.limit for c in theorem.conditions(self.setting))
-            return [f"the theorem makes no statement about this run: its η_c is {times:.3g} times the limit", least,
+            excess = self.setting.eta_c / min(c.limit for c in theory.conditions(self.setting))
+            return [f"the theorem makes no statement about this run: its η_c is {excess:.3g} times the limit", least,
                     measured]
         terms = self.bound.terms()
-        largest = max(terms, key=lambda name: terms[name])
+        largest = max(terms, key=terms.__getitem__)
         share = 100 * terms[largest] / self.bound.total
         out = [f"the largest term is {largest.replace('_', ' ')}, {share:.0f} % of the bound", least,
                f"{measured}, {self.gradient / self.bound.total:.2g} of the bound"]
@@ -78,11 +77,11 @@ class RunBound:
 
     def as_json(self) -> dict[str, Any]:
         return {"constants": self.constants(), "sources": self.sources,
-                "coefficients": vars(theorem.coefficients(self.setting)),
-                "conditions": [vars(c) for c in theorem.conditions(self.setting)],
-                "largest_eta_c": theorem.largest_eta_c(self.setting), "violation": self.violation,
+                "coefficients": vars(theory.coefficients(self.setting)),
+                "conditions": [vars(c) for c in theory.conditions(self.setting)],
+                "largest_eta_c": theory.largest_eta_c(self.setting), "violation": self.violation,
                 "terms": self.bound.terms() if self.bound else None, "bound": self.bound.total if self.bound else None,
-                "irreducible": theorem.irreducible(self.setting), "gradient": self.gradient, "outside": self.outside,
+                "irreducible": theory.irreducible(self.setting), "gradient": self.gradient, "outside": self.outside,
                 "meaning": self.meaning()}
 
 
@@ -91,20 +90,21 @@ def run_bound(run: Run, given: Known = Known()) -> RunBound:
     config, table = run.config, run.steps()
     task = replace(run.task(), split=run.folder.split())
     probe, w = Probe(task, config), run.folder.model()
-    found = estimate(probe, trainable_weights(task.model), {name: p.to(probe.device) for name, p in w.items()}, given)
-    noise, size = weight_noise(task, config, table)
-    steps = local_steps(task, config)
+    last = {name: p.to(probe.device) for name, p in w.items()}
+    estimates = estimate(probe, trainable_weights(task.model), last, given)
+    noise, quantized = weight_noise(task, config, table)
+    # K of every client
+    local_steps = [config.client.epochs * math.ceil(len(index) / config.client.batch_size) for index in task.split]
     eta_s = config.server.lr if given.eta_s is None else given.eta_s
-    setting = Setting(found.L, max(steps), config.client.lr, eta_s, found.sigma_l, found.sigma_g, noise)
-    violation = theorem.violation(setting)
-    bound = None if violation else theorem.bound(setting, found.gap, config.rounds)
-    clipped = clipped_share(task, config, table, w)
-    return RunBound(setting, found.gap, config.rounds, size, found.sources, found.gradient, bound, violation,
-                    departures(task, config, setting, steps, clipped))
+    setting = Setting(estimates.L, max(local_steps), config.client.lr, eta_s, estimates.sigma_l, estimates.sigma_g, noise)
+    violation = theory.violation(setting)
+    bound = None if violation else theory.bound(setting, estimates.gap, config.rounds)
+    return RunBound(setting, estimates.gap, config.rounds, quantized, estimates.sources, estimates.gradient, bound,
+                    violation, departures(task, config, setting, local_steps, clipped_share(task, config, table, w)))
 
 
-def method_of(variant: Variant) -> theorem.Method | None:
-    """Which R applies; None: weights are not quantized while training, R = 0."""
+def method_of(variant: Variant) -> Method | None:
+    """Return the method whose R applies; None if the training quantizes no weights, so that R = 0."""
     if variant.transform is None or "W" not in variant.sites:
         return None
     if variant.transform is pseudo_noise:
@@ -115,7 +115,7 @@ def method_of(variant: Variant) -> theorem.Method | None:
 
 
 def _weight_grids(task: Task, config: Config, table: StepTable) -> Iterator[tuple[str, list[Grid]]]:
-    """List (parameter, its grid at every bit-width it trains at)."""
+    """List (parameter, its grids at the bit-widths of the training)."""
     prepared, widths = prepare(task.model, options=config.sites), [Width(bits, FLOAT) for bits in task.variant.bits]
     for name, parameter in weight_sites(prepared).items():
         site = quantizers(prepared)[name]
@@ -125,44 +125,38 @@ def _weight_grids(task: Task, config: Config, table: StepTable) -> Iterator[tupl
 
 
 def weight_noise(task: Task, config: Config, table: StepTable) -> tuple[float, int]:
-    """(Σ_d R_d², how many weights are quantized)."""
+    """Return (Σ_d R_d², the number of quantized weights)."""
     method, sizes = method_of(task.variant), {n: p.numel() for n, p in task.model.named_parameters()}
     if method is None:
         return 0.0, 0
     energy, total = 0.0, 0
     for name, grids in _weight_grids(task, config, table):
         channels = torch.stack([grid.step.flatten() for grid in grids], 1).tolist()
-        energy += theorem.noise_energy(method, [(sizes[name] // len(channels), row) for row in channels])
+        energy += theory.noise_energy(method, [(sizes[name] // len(channels), row) for row in channels])
         total += sizes[name]
     return energy, total
 
 
 def clipped_share(task: Task, config: Config, table: StepTable, w: Tensors) -> float:
-    """The share of trained weights whose rounding error exceeds Δ/2, against Assumption 3, at the worst bit-width."""
+    """Return the share of trained weights with a rounding error above Δ/2, against Assumption 3, at the worst bit-width."""
     method, clipped, total = method_of(task.variant), 0, 0
     for name, grids in _weight_grids(task, config, table) if method in ("qat", "mqat") else ():
-        beyond = [(quantize(w[name], grid) - w[name]).abs() > 0.5001 * grid.step for grid in grids]
-        clipped += max(int(outside.sum()) for outside in beyond)
+        clipped += max(int(((quantize(w[name], grid) - w[name]).abs() > 0.5001 * grid.step).sum()) for grid in grids)
         total += w[name].numel()
     return clipped / max(total, 1)
 
 
-def local_steps(task: Task, config: Config) -> list[int]:
-    """K of every client."""
-    return [config.client.epochs * math.ceil(len(index) / config.client.batch_size) for index in task.split]
-
-
-def departures(task: Task, config: Config, s: Setting, steps: list[int], clipped: float) -> list[str]:
-    """Everything in which the run is not what the theorem assumes."""
+def departures(task: Task, config: Config, s: Setting, local_steps: list[int], clipped: float) -> list[str]:
+    """List the departures of a run from the assumptions of the theorem."""
     variant = task.variant
     facts = {
         f"the server runs {config.server.optimizer}, the theorem is about SGD: the figures are those of SGD with η_s = "
         f"{s.eta_s:g}": config.server.optimizer != "sgd",
         f"{config.cohort} of {len(task.split)} clients take part in a round, the theorem takes all":
             config.cohort < len(task.split),
-        f"clients make {min(steps)} to {max(steps)} local steps, the theorem one number: K = {s.K} is used":
-            min(steps) < max(steps),
-        "an epoch draws batches without replacement, the theorem takes independent ones": max(steps) > 1,
+        f"clients make {min(local_steps)} to {max(local_steps)} local steps, the theorem one number: K = {s.K} is used":
+            min(local_steps) < max(local_steps),
+        "an epoch draws batches without replacement, the theorem takes independent ones": max(local_steps) > 1,
         f"{100 * clipped:.2g} % of the trained weights are clipped, beyond the Δ/2 of Assumption 3": clipped > 0,
         "activations are quantized too, the theorem is about weights":
             variant.transform is not None and "A" in variant.sites,

@@ -33,7 +33,7 @@ class Evaluations(Callback):
             progress.evaluation = self._evaluated(training)
 
     def _evaluated(self, training: Training) -> dict[str, Any]:
-        """Evaluate; where a cohort fills the device to the brim, in its place."""
+        """Evaluate; in place of the cohort where that fills the device to the brim."""
         state, evaluator = training.state, training.computation.evaluator
         table = learned_table(training.table, state.log_steps.by_site())
         try:

@@ -1,4 +1,4 @@
-"""Everything that can be known to be wrong before the first round."""
+"""Checks before the first round."""
 
 from __future__ import annotations
 

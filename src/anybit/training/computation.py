@@ -1,4 +1,4 @@
-"""What a training computes with: the task on its device, an engine, an evaluator, the server's optimizer."""
+"""The computation behind a training: the task on its device, an engine, an evaluator, the server's optimizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training under way: where it is, what a round gave, and who is told."""
+"""A training under way, its rounds and its callbacks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Progress:
 
 
 class Callback:
-    """Is told what happens in a training; a user's logger is one, and overrides what it wants to hear."""
+    """An observer of a training. A user's logger is one, and overrides the methods it needs."""
 
     def after_round(self, training: Training, progress: Progress) -> None:
         """Hear of a round that is over, in the order in which the callbacks are listed."""
@@ -43,7 +43,7 @@ class Callback:
 
 @dataclass
 class Watch:
-    """How the outside hears of a run, and stops it."""
+    """The line between a run and the outside, which hears its messages and can stop it."""
 
     on_message: Callable[[str], None] = lambda text: None
     stop: bool = field(default=False)
@@ -51,7 +51,7 @@ class Watch:
 
 
 class RoundResult(NamedTuple):
-    """What a round gave."""
+    """The outcome of a round."""
 
     state: State
     losses: Tensor
@@ -61,7 +61,7 @@ class RoundResult(NamedTuple):
 
 @dataclass
 class Training:
-    """A training under way: where it is, and who follows it."""
+    """A training under way."""
 
     computation: Computation
     round: int

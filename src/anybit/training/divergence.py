@@ -1,4 +1,4 @@
-"""A training that diverges ends by name: which client or which value, and what to lower."""
+"""Divergence, named: the client or the value at fault, and the setting to lower."""
 
 from __future__ import annotations
 

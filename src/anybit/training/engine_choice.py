@@ -1,4 +1,4 @@
-"""Which engine is the fastest here: a few client steps of the real task in every candidate, measured once and remembered.
+"""The choice of an engine: a few local steps of the real task in every candidate, measured once and remembered.
 
 Candidates are engines × threads × convolution backends. The result is kept in <data home>/calibration.json by what it
 depends on (processor, cores, torch, the model's shapes, batch and cohort size), and in the config of the run, so that a
@@ -42,7 +42,7 @@ SHORT_RUN = 30.0
 """Seconds of training below which measuring does not pay."""
 BUDGET = 8.0
 """Seconds after which no further candidate is tried."""
-_STEPS = 2
+_LOCAL_STEPS = 2
 _LONG = 1.0
 """Seconds of a first measurement after which it is not repeated."""
 _CLEARLY = 0.9
@@ -75,7 +75,7 @@ class Measured:
 
 
 def with_engine(config: Config, task: Task, say: Callable[[str], None] = lambda text: None) -> Config:
-    """The config with its engine chosen, where it leaves the choice open and measuring pays."""
+    """Return the config with its engine chosen, where it leaves the choice open and measuring pays."""
     open_choice = config.engine == "auto" and config.compute.convolution is None
     if not open_choice or pick_device(config.device).type != "cpu" or world() > 1 or os.environ.get(SWITCH) == "off":
         return config
@@ -99,14 +99,14 @@ def with_engine(config: Config, task: Task, say: Callable[[str], None] = lambda 
 
 
 def best(table: list[Measured]) -> Measured:
-    """The fastest; a sequential one unless another is clearly faster."""
+    """Return the fastest; a sequential one unless another is clearly faster."""
     simple = min((m for m in table if m.candidate.engine == "sequential"), key=lambda m: m.seconds)
     fastest = min(table, key=lambda m: m.seconds)
     return fastest if fastest.seconds < _CLEARLY * simple.seconds else simple
 
 
 def measure(config: Config, task: Task, budget: float = BUDGET, quick: bool = False) -> Iterator[Measured]:
-    """Seconds per round of each candidate, the default first; with `quick` that one alone."""
+    """Measure the seconds per round of each candidate, the default first; with `quick` that one alone."""
     native = not quick and _has_native(task.model)
     started, table = time.perf_counter(), list[Measured]()
     for candidate in _candidates(task.model, table, cores() if config.cohort > 1 else 1, native):
@@ -125,7 +125,7 @@ def _has_convolutions(model: nn.Module) -> bool:
 
 
 def _has_native(model: nn.Module) -> bool:
-    """Whether the model has a use for the native kernels and they can be had: compiled now, which is no time of a round."""
+    """Tell if the model can use the native kernels; they are compiled now, outside any measured round."""
     if not _has_convolutions(model):
         return False
     try:
@@ -136,7 +136,7 @@ def _has_native(model: nn.Module) -> bool:
 
 
 def _candidates(model: nn.Module, table: list[Measured], many: int, native: bool) -> Iterator[Candidate]:
-    """Convolutions first, on one thread; then every other engine with the best of them."""
+    """List convolutions first, on one thread; then every other engine with the best of them."""
     yield Candidate("sequential", 1, "default")
     if native:
         yield Candidate("sequential", 1, "native")
@@ -175,12 +175,12 @@ def _seconds(config: Config, task: Task, candidate: Candidate) -> float:
 
 
 def _probe(config: Config, task: Task, size: int) -> Cohort:
-    """The first steps of the largest clients of the first cohort: full batches, if there are any."""
+    """Take the first local steps of the largest clients of the first cohort: full batches, if there are any."""
     clients = sample_clients(config.seed, 0, len(task.split), min(config.cohort, len(task.split)))
     largest = sorted(clients, key=lambda c: -len(task.split[c]))[:size]
     widths = task.variant.widths_of(config.seed, 0, largest)
     cohort = build_cohort(config.seed, 0, largest, widths, task.split, config.client.batch_size, 1)
-    return replace(cohort, index=cohort.index[:, :_STEPS], rows=cohort.rows[:, :_STEPS])
+    return replace(cohort, index=cohort.index[:, :_LOCAL_STEPS], rows=cohort.rows[:, :_LOCAL_STEPS])
 
 
 def _some_steps(prepared: nn.Module) -> StepTable:
@@ -189,7 +189,7 @@ def _some_steps(prepared: nn.Module) -> StepTable:
 
 
 def _key(config: Config, task: Task) -> str:
-    """What a measurement depends on."""
+    """Digest everything that a measurement depends on."""
     facts = environment()
     about = {"cpu": facts["cpu"], "cores": cores(), "torch": facts["torch"],
              "anybit": facts["anybit"], "model": [(n, list(p.shape)) for n, p in task.model.named_parameters()],
@@ -199,7 +199,7 @@ def _key(config: Config, task: Task) -> str:
 
 
 def _remembered() -> Mapping[str, Any]:
-    """The cache; a damaged one counts as empty and is written anew."""
+    """Read the cache; a damaged one counts as empty and is written anew."""
     try:
         found = read_json(home() / FILE)
     except (AnybitError, OSError, ValueError):
@@ -217,7 +217,7 @@ def _read(entry: Any) -> Measured | None:
 
 
 def _remember(key: str, chosen: Measured) -> None:
-    """Kept if the folder can be written; a run does not fail for it."""
+    """Keep a measurement if the folder can be written; a run does not fail for it."""
     entry = {**asdict(chosen.candidate), "seconds": chosen.seconds}
     try:
         home().mkdir(parents=True, exist_ok=True)
@@ -227,7 +227,7 @@ def _remember(key: str, chosen: Measured) -> None:
 
 
 def example_task(model: nn.Module, clients: int = 10, images: int = 500) -> Task:
-    """Random images of CIFAR's shape: work of a known size."""
+    """Make a task of random images of CIFAR's shape: work of a known size."""
     from anybit.data.examples import Data, Examples
     from anybit.federated.variants import mqat
 

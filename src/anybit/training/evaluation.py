@@ -76,7 +76,7 @@ class Score(NamedTuple):
 
 
 def calibration_images(data: Data, count: int, seed: int) -> Tensor:
-    """Training images (never test images) on which activation ranges are measured."""
+    """Draw training images (never test images) on which activation ranges are measured."""
     chosen = generator(seed, "calibration").permutation(len(data.train))[:count]
     return data.pipeline(data.train.x[torch.from_numpy(chosen).to(data.train.x.device)])
 
@@ -95,15 +95,15 @@ class Evaluator:
     loss: PerExample
     metric: PerExample
     kernels: bool = False
-    """Whether the GPU's kernels may stand in for the library's."""
+    """Use the GPU's kernels in place of the library's."""
     bf16: bool = False
-    """Whether evaluations on the way compute in bfloat16, as the training does; the grid at the end never does."""
+    """Compute evaluations on the way in bfloat16, as the training does; the grid at the end never is."""
     activation_steps: Callable[[Tensors, ActivationRule], StepTable] | None = None
-    """Who finds activation steps; none: they are measured here, on `images`."""
+    """(w, rule) → activation step sizes; none: they are measured here, on `images`."""
     channels_last: bool = False
-    """Whether a CPU computes with the channel last in memory."""
+    """Compute on a CPU with the channel last in memory."""
     engine: Engine = Engine()
-    """Who computes the scores at the widths, where they are computed one by one."""
+    """Computes the scores where they are computed width by width."""
 
     def start_table(self, w: Tensors) -> StepTable:
         """Find the step sizes fixed at the start of the training, of all weights and activations."""
@@ -115,7 +115,7 @@ class Evaluator:
 
     @torch.no_grad()
     def score(self, w: Tensors, table: StepTable, widths: Sequence[Width], on_the_way: bool = False) -> dict[str, Score]:
-        """Loss and metric at every width: on a GPU all widths in one pass over the test set, on a CPU one by one."""
+        """Measure loss and metric at every width: on a GPU all widths in one pass over the test set, on a CPU one by one."""
         device = self.data.test.x.device.type
         with torch.autocast(device, torch.bfloat16, enabled=on_the_way and self.bf16):
             if device == "cuda":
@@ -131,8 +131,8 @@ class Evaluator:
         return images_or_weights.contiguous(memory_format=torch.channels_last) if last else images_or_weights
 
     def _rounded(self, widths: Sequence[Width]) -> nn.Module:
-        """The model with those sites rounded that some of the widths rounds."""
-        kinds = tuple(any(bits != FLOAT for bits in each) for each in zip(*widths, strict=True))
+        """Return the model that rounds the kinds of sites which some of the widths rounds."""
+        kinds = tuple(any(bits != FLOAT for bits in column) for column in zip(*widths, strict=True))
         if kinds not in self._prepared:
             weights, activations = (rounding if kind else None for kind in kinds)
             self._prepared[kinds] = prepare(self.model, weights, activations, self.sites).eval()
@@ -163,14 +163,14 @@ class Evaluator:
                     raise
                 size = (size + 1) // 2
                 continue
-            each, y = stacked.flatten(0, 1), torch.cat([test.y[part]] * len(widths))
-            sums = [of(each, y).double().reshape(len(widths), -1).sum(1) for of in (self.loss, self.metric)]
+            answers, y = stacked.flatten(0, 1), torch.cat([test.y[part]] * len(widths))
+            sums = [of(answers, y).double().reshape(len(widths), -1).sum(1) for of in (self.loss, self.metric)]
             total += torch.stack(sums, 1)
             start += size
         return [Score(*sums) for sums in (total / len(test)).tolist()]
 
     def _outputs(self, widths: Sequence[Width]) -> Callable[..., Tensor]:
-        """(w, steps, images) → what the model answers at every width: (width, image, …)."""
+        """Make (w, step sizes, images) → the model's answers at every width: (width, image, …)."""
         device, model = self.data.test.x.device, self._rounded(widths)
         ones, zero = torch.ones(1, device=device), torch.zeros((), dtype=torch.int64, device=device)
         bits = torch.tensor(widths, device=device)
@@ -184,7 +184,7 @@ class Evaluator:
         return outputs
 
     def _repeated(self, name: str, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-        """A function of tensors that every evaluation calls anew, made once: on a GPU it is recorded and replayed."""
+        """Make a function of tensors once for all evaluations; on a GPU it is recorded and replayed."""
         if name not in self._programs:
             function = make()
             self._programs[name] = Replayed(function) if self.images.is_cuda else function
@@ -203,7 +203,7 @@ class Evaluator:
         return self.ranges.evaluate or self.variant.evaluate
 
     def own(self, w: Tensors, trained: StepTable) -> dict[str, Any]:
-        """The variant's own evaluation: its sites, its steps, all bit-widths, and how every layer fares at the lowest."""
+        """Evaluate the variant's own sites at its own step sizes and all bit-widths, and every layer at the lowest."""
         widths = [Width.of(self.variant.sites, b) for b in self.options.bits]
         table, lowest = self._own_table(w, trained), min(widths)
         width = torch.tensor(lowest, device=self.images.device)
@@ -233,12 +233,12 @@ class Evaluator:
         return grid
 
     def mixed(self, w: Tensors, table: StepTable) -> dict[str, Any]:
-        """Every pair of bits of weights and activations, at the steps of `table`: devices multiply W4 with A8."""
+        """Score every pair of bits of weights and activations at the step sizes of `table`: devices multiply W4 with A8."""
         pairs = [Width(weights, activations) for weights in self.options.bits for activations in self.options.bits]
         return {name: score._asdict() for name, score in self.score(w, table, pairs).items()}
 
     def grid_rules(self) -> list[StepRule]:
-        """The step rules that make sense for the variant: one that trains in full precision has no table of its own."""
+        """List the step rules that suit the variant: one that trains in full precision has no table of its own."""
         quantized = any(b != FLOAT for b in self.variant.bits)
         wanted: list[StepRule] = [self.own_steps, *self.options.steps]
         return [s for s in dict.fromkeys(wanted) if quantized or s not in ("table", "rule")]
@@ -258,5 +258,5 @@ def build_evaluator(task: Task, config: Config, engine: Engine = Engine()) -> Ev
 
 
 def uses_kernels(device: torch.device, config: Config) -> bool:
-    """Whether the GPU's kernels may stand in for the library's: not where exact products are asked for."""
+    """Tell if the GPU's kernels may stand in for the library's: not where exact products are asked for."""
     return device.type == "cuda" and config.compute.precision != "fp32" and has_kernels()

@@ -1,4 +1,4 @@
-"""A run folder as the ranks see it that do not lead: another process writes it."""
+"""The run folder of ranks that do not lead: another process writes it."""
 
 from __future__ import annotations
 

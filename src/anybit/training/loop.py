@@ -21,10 +21,10 @@ from anybit.training.task import Trained
 
 
 class Rounds(Protocol):
-    """Where rounds come from: an engine here, runs side by side, a fleet of devices."""
+    """A source of rounds: an engine here, or a fleet of devices."""
 
     def __call__(self, state: State, round: int) -> RoundResult:
-        """Run the round after so many."""
+        """Run the round that follows `round` earlier ones."""
 
     def release(self) -> None:
         """Give back whatever memory the rounds hold on to; the next one takes it again."""

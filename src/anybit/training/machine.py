@@ -1,4 +1,4 @@
-"""What a run computes with: device, engine, precision, convolutions."""
+"""The machine of a run: device, engine, and settings of the whole process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from anybit.errors import ConfigError
 
 
 def pick_device(name: str) -> torch.device:
-    """The device a config names; auto: the GPU if there is one."""
+    """Find the device that a config names; auto: the GPU if there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -29,7 +29,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_engine(name: EngineName, device: torch.device) -> EngineName:
-    """auto: stacked on a GPU, sequential on a CPU."""
+    """Settle auto: stacked on a GPU, sequential on a CPU."""
     return name if name != "auto" else ("sequential" if device.type == "cpu" else "stacked")
 
 
@@ -38,7 +38,7 @@ COMPILED_FROM = 500
 
 
 def open_engine(config: Config, device: torch.device) -> Engine:
-    """The engine that a config names; under torchrun it has a share of every cohort."""
+    """Open the engine that a config names; under torchrun it has a share of every cohort."""
     engine = _local_engine(config, device)
     if world() > 1 and config.server.mean != "mean":
         raise ConfigError(f"server.mean = '{config.server.mean}' under torchrun: no rank has all deltas, use "

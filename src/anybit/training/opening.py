@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,9 @@ class OpenRun:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the folder, and the process's settings as the run wants them, while it is trained."""
-        with self.folder.locked() if self.folder else nullcontext(), computing(self.config):
+        """Hold the folder, and the process's settings as the run wants them, while it is trained; then end the engine."""
+        held = self.folder.locked() if self.folder else nullcontext()
+        with held, computing(self.config), closing(self.computation.engine):
             yield
 
 

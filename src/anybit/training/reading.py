@@ -1,4 +1,4 @@
-"""A run as whoever looks at it sees it: whatever is in its folder, also of a run that is not finished."""
+"""Reading a run: everything in its folder, also of a run that is not finished."""
 
 from __future__ import annotations
 

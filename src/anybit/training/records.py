@@ -1,7 +1,4 @@
-"""What runs say of themselves, checked when it is read: scores, evaluations and the curve of the training.
-
-Everything that looks at a run (reports, exports, results files) relies on it, whoever made the file.
-"""
+"""Checks of what run folders and results files say, whoever made them: scores, evaluations, metrics."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ _WRONG = (KeyError, TypeError, ValueError, AttributeError, OverflowError, Config
 
 
 def checked_evaluation(content: Any, path: Path) -> dict[str, Any]:
-    """evaluation.json as it was written: {metric, variant, own, sites, test_examples, grid[, mixed]}."""
+    """Check the content of evaluation.json: {metric, variant, own, sites, test_examples, grid[, mixed]}."""
     try:
         for key in ("metric", "variant", "own"):
             _text(content[key])
@@ -32,7 +29,7 @@ def checked_evaluation(content: Any, path: Path) -> dict[str, Any]:
 
 
 def checked_metrics(entries: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl: {round, loss[, evaluation: {steps, scores, layers_at, layers}]}."""
+    """Check the lines of metrics.jsonl: {round, loss[, evaluation: {steps, scores, layers_at, layers}]}."""
     for number, entry in enumerate(entries, 1):
         try:
             _whole(entry["round"])
@@ -54,13 +51,13 @@ def _check_course(evaluation: Mapping[str, Any]) -> None:
 
 
 def total_seconds(timing: Sequence[Mapping[str, Any]]) -> float:
-    """What a training took. Times are no part of the result: some may be missing, and nonsense is left out."""
+    """Add up the times of a training; they are no part of the result, so missing ones and nonsense are left out."""
     times = [entry.get("seconds") for entry in timing]
     return sum(float(t) for t in times if isinstance(t, int | float) and 0 <= t < 1e9)
 
 
 def check_scores(scores: Mapping[str, Any]) -> None:
-    """{width: {"loss": …, "metric": …}}, numbers, perhaps not finite."""
+    """Raise unless this is {width: {"loss": …, "metric": …}}, numbers, perhaps not finite."""
     for width, score in scores.items():
         Width.parse(width)
         for key in ("loss", "metric"):

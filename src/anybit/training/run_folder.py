@@ -37,7 +37,7 @@ _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 
 
 def _no_link(path: str, flags: int) -> int:
-    """Opens what is grown or cut in place: through a link in a folder from elsewhere that could be any file."""
+    """Open a file that is grown or cut in place; through a link in a folder from elsewhere that could be any file."""
     return os.open(path, flags | os.O_NOFOLLOW, 0o644)
 
 
@@ -118,24 +118,24 @@ class RunFolder:
 
     @contextmanager
     def _writing(self, name: str) -> Iterator[None]:
-        """A disk that is full or broken stops the run; what is there stays, and the run can go on from it."""
+        """Stop the run when a disk is full or broken; what is there stays, and the run can go on from it."""
         try:
             yield
         except OSError as error:
             kept = self.checkpoints()
             again = f"continue with 'anybit resume {self.path}'" + (f" from {kept[-1].name}" if kept else "")
-            with writing(self.file(name), f"mend the disk, then {'do it again' if self.whole else again}"):
+            with writing(self.file(name), f"fix the disk, then {'do it again' if self.whole else again}"):
                 raise error
 
     def append(self, log: str, entry: Mapping[str, Any]) -> None:
-        """One line of metrics or timing."""
+        """Add a line to a log."""
         line = (json.dumps(entry, ensure_ascii=False) + "\n").encode()
         name = f"{log}.jsonl"
         with self._writing(name), open(self.file(name), "ab", opener=_no_link) as file:
             file.write(line)
 
     def lines(self, log: str) -> list[dict[str, Any]]:
-        """The entries of a log. A last line that a crash cut short is left out; any other damage is an error."""
+        """Read the entries of a log. A last line that a crash cut short is left out; any other damage is an error."""
         path = self.file(f"{log}.jsonl")
         entries = []
         for number, line in enumerate(_lines(path), 1):
@@ -182,7 +182,7 @@ class RunFolder:
         return path
 
     def _write_checkpoint(self, path: Path, round: int, state: State, table: StepTable) -> None:
-        """The metrics first: a checkpoint that says how long they are must not outlive them in a power cut."""
+        """Sync the metrics first: a checkpoint that says how long they are must not outlive them in a power cut."""
         with open(self.file("metrics.jsonl"), "ab", opener=_no_link) as metrics:
             os.fsync(metrics.fileno())
             length = metrics.tell()
@@ -190,9 +190,9 @@ class RunFolder:
         save(path, named(state, table), {"round": str(round), "metrics_bytes": str(length), "config": self.config_digest()})
 
     def checkpoints(self) -> list[Path]:
-        """Oldest first."""
-        found = [p for p in self.file("checkpoints").glob("*.safetensors") if _CHECKPOINT.fullmatch(p.name)]
-        return sorted(found, key=self.round_of)
+        """List the checkpoints, oldest first."""
+        files = self.file("checkpoints").glob("*.safetensors")
+        return sorted((path for path in files if _CHECKPOINT.fullmatch(path.name)), key=self.round_of)
 
     @staticmethod
     def round_of(checkpoint: Path) -> int:
@@ -222,7 +222,7 @@ class RunFolder:
         return self.load_checkpoint(checkpoints[-1], device) if checkpoints else None
 
     def config_digest(self) -> str:
-        """Of the config as stored, so that a run is never resumed with another one."""
+        """Digest the config as stored, so that a run is never resumed with another one."""
         return hashlib.sha256(json.dumps(self.config(), sort_keys=True).encode()).hexdigest()
 
     def save_split(self, split: Sequence[np.ndarray]) -> None:
@@ -240,7 +240,7 @@ class RunFolder:
         return np.split(every, np.cumsum(sizes)[:-1])
 
     def save_result(self, w: Tensors, table: StepTable, evaluation: Mapping[str, Any]) -> None:
-        """The trained model, its steps and the final evaluation; the evaluation last, as the sign of completeness."""
+        """Write the trained model, its step sizes and the final evaluation, which comes last as the sign of completeness."""
         with self._writing("model.safetensors"):
             save(self.file("model.safetensors"), w, {"format": "pt"})
             write_json(self.file("steps.json"), table.to_json())
@@ -270,7 +270,7 @@ class RunFolder:
 
     @contextmanager
     def _again(self, name: str) -> Iterator[None]:
-        """What is damaged of a result, the last checkpoint can make anew."""
+        """Say how the last checkpoint makes a damaged result anew."""
         try:
             yield
         except RunError as error:
@@ -279,13 +279,13 @@ class RunFolder:
 
 
 def _foreign(path: Path) -> str | None:
-    """A file that no run left here before its config was written."""
+    """Name a file that no run left here before its config was written."""
     own = {"lock", "checkpoints", "split.safetensors", "environment.json"} | {part.name for part in stale(path)}
     return next((found.name for found in sorted(path.iterdir()) if found.name not in own), None) if path.is_dir() else None
 
 
 def _lines(path: Path) -> list[bytes]:
-    """The lines of a log, without a last one that has no end."""
+    """Split a log into lines, without a last one that has no end."""
     return read_bytes(path).split(b"\n")[:-1] if path.exists() else []
 
 

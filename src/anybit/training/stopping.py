@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 
 class Stoppable(Protocol):
-    """What ends after its current round once `stop` is set."""
+    """Something that ends after its current round once `stop` is set."""
 
     stop: bool
 
@@ -19,7 +19,7 @@ class Stoppable(Protocol):
 @contextmanager
 def stoppable(watch: Stoppable, say: Callable[[str], None],
               signals: Collection[signal.Signals] = (signal.SIGINT, signal.SIGTERM)) -> Iterator[None]:
-    """Ctrl-C or a polite kill ends the run after the current round, with a checkpoint; a second one at once.
+    """Let Ctrl-C or SIGTERM end the run after the current round, with a checkpoint; a second one ends it at once.
 
     Signals within a second count once: a terminal and a launcher such as torchrun both pass on the same Ctrl-C. Only the
     main thread is told of signals: in another one nothing changes.

@@ -1,4 +1,4 @@
-"""What a training takes and gives."""
+"""The input and the output of a training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The compiled kernels: built once per processor and compiler, kept in <data home>/native, loaded through ctypes.
 
-A file there is named by what it was built from and by its own digest, so that a damaged or foreign one is never loaded;
-two processes that build at the same time write the same file, each beside its place and renamed into it.
+A file's name holds a fingerprint of its sources and its own digest, so that a damaged or foreign one is never loaded.
+Processes that build at the same time write the same file, each beside its place and renamed into it.
 """
 
 from __future__ import annotations
@@ -22,38 +22,41 @@ from anybit.files.writing import home, write_bytes
 
 COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC")
-"""Nothing that assumes finite numbers: a loss that is not finite must be seen."""
+"""Flags without any that assume finite numbers, because a loss that is not finite must be noticed."""
 FUNCTIONS = {"conv_forward": 5, "conv_grad_input": 4, "conv_grad_weight": 4, "conv_grad_bias": 3, "norm_forward": 8,
              "norm_backward": 12, "pool_forward": 4, "pool_backward": 5, "round_forward": 5, "draw": 2}
-"""Names and how many pointers each takes, the last one to the sizes."""
+"""Functions and their numbers of pointers, of which the last points to the sizes."""
 _SOURCES = Path(__file__).parent
 _PATIENCE = 300.0
 _FIX = "install g++ or clang++, or use another compute.convolution (default, channels-last)"
 
 
 def missing() -> str | None:
-    """Why the kernels cannot be had here, as far as that is known without compiling; none: they can."""
+    """Return the reason why the kernels cannot be built here, as far as known without compiling, or None."""
     return None if _compiler() else f"there is no C++ compiler ({', '.join(COMPILERS)})"
 
 
 def check_compiler() -> None:
-    """Raise if the kernels cannot be had here, as far as that is known without compiling."""
+    """Raise if the kernels cannot be built here, as far as known without compiling."""
     if why := missing():
         raise ConfigError(f"compute.convolution = 'native', but {why}: {_FIX}")
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The kernels, compiled if they are not there yet."""
+    """Load the kernels, compiled if they are not there yet."""
     check_compiler()
     name = _fingerprint()
-    loaded = _kept(name)
-    return _typed(loaded if loaded is not None else _built(name))
+    loaded = _kept(name) or _built(name)
+    for function, pointers in FUNCTIONS.items():
+        getattr(loaded, function).argtypes = [ctypes.c_void_p] * pointers
+        getattr(loaded, function).restype = None
+    return loaded
 
 
 def _compiler() -> str | None:
-    """$CXX, or the first that is installed."""
-    return next((found for name in (os.environ.get("CXX", ""), *COMPILERS) if name and (found := shutil.which(name))), None)
+    """Find $CXX, or the first compiler that is installed."""
+    return next((path for name in (os.environ.get("CXX", ""), *COMPILERS) if name and (path := shutil.which(name))), None)
 
 
 def _run(arguments: list[str]) -> bytes:
@@ -71,7 +74,7 @@ def _run(arguments: list[str]) -> bytes:
 
 
 def _fingerprint() -> str:
-    """Of everything that the compiled kernels depend on: sources, flags, the compiler and what it knows of the processor."""
+    """Hash all that the compiled kernels depend on: sources, flags, and the compiler's macros, which name the processor."""
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for source in sorted((*_SOURCES.glob("*.h"), *_SOURCES.glob("*.cpp"))):
         digest.update(source.name.encode() + source.read_bytes())
@@ -84,7 +87,7 @@ def _folder() -> Path:
 
 
 def _kept(name: str) -> ctypes.CDLL | None:
-    """A library that was built before and is intact: code is run from this folder, so it must be the user's own."""
+    """Load an intact library that was built before, if the folder is the user's own: it holds code that is run."""
     with suppress(OSError):
         facts = _folder().stat()
         if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
@@ -100,7 +103,7 @@ def _place(name: str, content: bytes) -> Path:
 
 
 def _built(name: str) -> ctypes.CDLL:
-    """Compiled, loaded from a folder of its own, and kept if the data home can be written; a run does not fail for it."""
+    """Compile and load the kernels, and keep them if the data home can be written; a run does not fail without that."""
     with tempfile.TemporaryDirectory(prefix="anybit-native-") as folder:
         path = Path(folder) / "native.so"
         _run([*FLAGS, str(_SOURCES / "native.cpp"), "-o", str(path)])
@@ -111,12 +114,5 @@ def _built(name: str) -> ctypes.CDLL:
         try:
             return ctypes.CDLL(str(path))
         except OSError as error:
-            raise ConfigError(f"compute.convolution = 'native', but what the compiler made cannot be loaded ({error}): "
+            raise ConfigError(f"compute.convolution = 'native', but the compiled library cannot be loaded ({error}): "
                               f"{_FIX}") from None
-
-
-def _typed(loaded: ctypes.CDLL) -> ctypes.CDLL:
-    for function, pointers in FUNCTIONS.items():
-        getattr(loaded, function).argtypes = [ctypes.c_void_p] * pointers
-        getattr(loaded, function).restype = None
-    return loaded

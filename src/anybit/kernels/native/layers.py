@@ -1,4 +1,4 @@
-"""Which layers of a prepared model compute with the kernels."""
+"""The layers of a prepared model that compute with the kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anybit.quant.modules import KeyedDropout, Quantizer, as_it_was, put_in_plac
 
 
 def use_native(model: nn.Module) -> None:
-    """Let a prepared model's square convolutions, norms, pools, quantizers and draws compute natively; nothing else."""
+    """Let a prepared model's square convolutions, norms, pools, quantizers and draws compute natively."""
     library()
     _join_pools(model)
     put_in_place(model, _native)
@@ -30,7 +30,6 @@ def use_native(model: nn.Module) -> None:
 
 
 def _native(layer: nn.Module) -> nn.Module | None:
-    """Make what takes the place of a layer; none: nothing does."""
     if type(layer) is nn.GroupNorm and layer.affine:
         return as_it_was(NativeGroupNorm(layer), layer)
     if type(layer) is nn.MaxPool2d and _is_simple(layer):
@@ -39,9 +38,9 @@ def _native(layer: nn.Module) -> nn.Module | None:
 
 
 def _join_pools(model: nn.Module) -> None:
-    """Leave a ReLU that a pool follows to the pool, which has a quarter of the values left.
+    """Move a ReLU behind the pool that follows it, where a quarter of the values are left.
 
-    Only in a chain of nn.Sequential that is always called whole: the model itself, and chains inside it.
+    Only in an nn.Sequential that is always called as a whole: the model itself, and those inside it.
     """
     if type(model) is not nn.Sequential:
         return
@@ -54,19 +53,18 @@ def _join_pools(model: nn.Module) -> None:
 
 
 def _is_simple(layer: nn.MaxPool2d) -> bool:
-    """Square, no padding, no dilation, only the values, only whole windows."""
+    """Tell if a pool is square, without padding, dilation, indices and partial windows."""
     square = all(isinstance(size, int) or len({*size}) == 1 for size in (layer.kernel_size, layer.stride))
     return (square and _side(layer.padding) == 0 and _side(layer.dilation) == 1 and not layer.return_indices
             and not layer.ceil_mode)
 
 
 def _side(size: int | tuple[int, ...]) -> int:
-    """Of a square; 0 and 1 are as good as (0, 0) and (1, 1), and nothing else is asked for."""
     return size if isinstance(size, int) else max(size)
 
 
 class NativeGroupNorm(nn.GroupNorm):
-    """A GroupNorm with the parameters of another."""
+    """A GroupNorm that shares the parameters of another."""
 
     def __init__(self, like: nn.GroupNorm) -> None:
         super().__init__(like.num_groups, like.num_channels, like.eps, device="meta")
@@ -77,7 +75,7 @@ class NativeGroupNorm(nn.GroupNorm):
 
 
 class NativeMaxPool2d(nn.Module):
-    """A square max pool, perhaps with a ReLU before it."""
+    """A square max pool, optionally with a ReLU."""
 
     def __init__(self, like: nn.MaxPool2d, relu: bool = False) -> None:
         super().__init__()
@@ -88,7 +86,7 @@ class NativeMaxPool2d(nn.Module):
 
 
 def _joins(before: nn.Module | None, layer: nn.Module, after: nn.Module) -> bool:
-    """Whether a layer is a ReLU whose result nobody but the pool sees: nor its input, if that is overwritten."""
+    """Tell if a layer is a ReLU whose result (and input, if that is overwritten) only the pool uses."""
     if type(layer) is not nn.ReLU:
         return False
     watched = any((m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks) != ({},) * 4

@@ -1,14 +1,14 @@
 """The kernels as differentiable operations. Tensors keep their shape (image, channel, row, column); memory is image-last.
 
-What a kernel does not take (other types, empty batches) goes to the library.
+Inputs that a kernel does not take (other types, empty batches) go to the library.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,25 +20,21 @@ from anybit.quant import single_client
 
 
 def fits(*tensors: Tensor | None) -> bool:
-    """Whether these can be handed to a kernel: float32 in a CPU's memory, and at least one value."""
+    """Tell if a kernel takes these tensors: float32 in a CPU's memory, and at least one value."""
     return all(t is None or (t.dtype == torch.float32 and t.device.type == "cpu" and t.numel() > 0) for t in tensors)
 
 
 def _inner(x: Tensor) -> Tensor:
-    """(image, channel, row, column) → (channel, row, column, image), contiguous; without a copy if memory is so already."""
+    """Turn (image, channel, row, column) into contiguous (channel, row, column, image), copied only if necessary."""
     inner = x.permute(1, 2, 3, 0)
     if inner.is_contiguous():
         return inner
-    # As a matrix if that needs no copy: transposing one is what the library does fast.
+    # As a matrix if that needs no copy, because the library transposes matrices fast.
     return x.flatten(1).t().contiguous().view(inner.shape) if x.is_contiguous() else inner.contiguous()
 
 
-def _is_image_last(x: Tensor) -> bool:
-    return x.dim() == 4 and x.permute(1, 2, 3, 0).is_contiguous()
-
-
 def _empty(images: int, channels: int, rows: int, columns: int) -> Tensor:
-    """Of this shape, image-last in memory; no view, which nobody could overwrite (ReLU in place)."""
+    """Make an image-last tensor that is no view, so that a ReLU in place can overwrite it."""
     return torch.empty_strided((images, channels, rows, columns),
                                (1, rows * columns * images, columns * images, images))
 
@@ -48,9 +44,7 @@ def _like(inner: Tensor) -> Tensor:
     return _empty(images, channels, rows, columns)
 
 
-@functools.lru_cache(maxsize=1024)
-def _sizes(*sizes: int) -> Any:
-    return (ctypes.c_int64 * len(sizes))(*sizes)
+_ConvolutionSizes, _PoolSizes, _DrawSizes = ctypes.c_int64 * 8, ctypes.c_int64 * 7, ctypes.c_int64 * 4
 
 
 class _NormSizes(ctypes.Structure):
@@ -58,9 +52,14 @@ class _NormSizes(ctypes.Structure):
                 ("eps", ctypes.c_double))
 
 
-@functools.lru_cache(maxsize=1024)
-def _norm_sizes(images: int, channels: int, pixels: int, groups: int, relu: bool, eps: float) -> Any:
-    return _NormSizes(images, channels, pixels, groups, relu, eps)
+class _GridSizes(ctypes.Structure):
+    _fields_ = (*((name, ctypes.c_int64) for name in ("channels", "size")),
+                *((name, ctypes.c_double) for name in ("low", "high")))
+
+
+@functools.lru_cache(maxsize=2048)
+def _sizes(kind: Callable[..., Any], *values: float) -> Any:
+    return kind(*values)
 
 
 def _call(function: str, *tensors: Tensor | None, sizes: Any) -> None:
@@ -72,11 +71,10 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
         inner, w = _inner(x), w.contiguous()
-        channels, height, width, images = inner.shape
+        channels, rows, columns, images = inner.shape
         outputs, kernel = w.shape[0], w.shape[2]
-        rows, columns = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
-        ctx.sizes = _sizes(images, channels, height, width, outputs, kernel, stride, padding)
-        y = _empty(images, outputs, rows, columns)
+        ctx.sizes = _sizes(_ConvolutionSizes, images, channels, rows, columns, outputs, kernel, stride, padding)
+        y = _empty(images, outputs, *((side + 2 * padding - kernel) // stride + 1 for side in (rows, columns)))
         _call("conv_forward", inner, w, bias, y, sizes=ctx.sizes)
         ctx.save_for_backward(inner, w)
         return y
@@ -99,11 +97,10 @@ class _Convolution(torch.autograd.Function):
 
 
 def conv2d(x: Tensor, w: Tensor, bias: Tensor | None, stride: int, padding: int) -> Tensor:
-    """x ∗ w + bias, for square kernels."""
+    """Compute x ∗ w + bias, for square kernels."""
     if x.dim() != 4 or not fits(x, w, bias) or min(x.shape[2:]) + 2 * padding < w.shape[2]:
         return F.conv2d(x, w, bias, stride, padding)
-    out: Tensor = _Convolution.apply(x, w, bias, stride, padding)
-    return out
+    return cast(Tensor, _Convolution.apply(x, w, bias, stride, padding))
 
 
 class _Norm(torch.autograd.Function):
@@ -111,12 +108,12 @@ class _Norm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, groups: int, eps: float,
                 relu: bool) -> Tensor:
         inner, gamma, beta = _inner(x), gamma.contiguous(), beta.contiguous()
-        channels, height, width, images = inner.shape
-        ctx.sizes = _norm_sizes(images, channels, height * width, groups, relu, eps)
+        channels, rows, columns, images = inner.shape
+        ctx.sizes = _sizes(_NormSizes, images, channels, rows * columns, groups, relu, eps)
         y, mean, rstd = _like(inner), torch.empty(groups, images), torch.empty(groups, images)
-        more = None if shortcut is None else _inner(shortcut)
-        _call("norm_forward", inner, more, gamma, beta, y, mean, rstd, sizes=ctx.sizes)
-        ctx.save_for_backward(inner, y if relu and more is not None else None, gamma, beta, mean, rstd)
+        shortcut = None if shortcut is None else _inner(shortcut)
+        _call("norm_forward", inner, shortcut, gamma, beta, y, mean, rstd, sizes=ctx.sizes)
+        ctx.save_for_backward(inner, y if relu and shortcut is not None else None, gamma, beta, mean, rstd)
         return y
 
     @staticmethod
@@ -124,21 +121,19 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         g, (inner, y, gamma, beta, mean, rstd) = _inner(gradients[0]), ctx.saved_tensors
         dx, dgamma, dbeta = _like(inner), torch.empty_like(gamma), torch.empty_like(gamma)
-        more = _like(inner) if ctx.needs_input_grad[1] else None
-        _call("norm_backward", g, inner, y, gamma, beta, mean, rstd, dx, more, dgamma, dbeta, sizes=ctx.sizes)
-        return dx, more, dgamma, dbeta, None, None, None
+        dshortcut = _like(inner) if ctx.needs_input_grad[1] else None
+        _call("norm_backward", g, inner, y, gamma, beta, mean, rstd, dx, dshortcut, dgamma, dbeta, sizes=ctx.sizes)
+        return dx, dshortcut, dgamma, dbeta, None, None, None
 
 
 def group_norm(x: Tensor, shortcut: Tensor | None, gamma: Tensor, beta: Tensor, groups: int, eps: float,
                relu: bool = True) -> Tensor:
-    """ReLU(GroupNorm(x) + shortcut), or without the ReLU."""
-    same = shortcut is None or shortcut.shape == x.shape
-    if x.dim() != 4 or not same or not fits(x, shortcut, gamma, beta):
+    """Compute ReLU(GroupNorm(x) + shortcut), or GroupNorm(x) + shortcut."""
+    if x.dim() != 4 or (shortcut is not None and shortcut.shape != x.shape) or not fits(x, shortcut, gamma, beta):
         y = F.group_norm(x, groups, gamma, beta, eps)
         y = y if shortcut is None else y + shortcut
         return F.relu(y) if relu else y
-    out: Tensor = _Norm.apply(x, shortcut, gamma, beta, groups, eps, relu)
-    return out
+    return cast(Tensor, _Norm.apply(x, shortcut, gamma, beta, groups, eps, relu))
 
 
 class _Subsampled(torch.autograd.Function):
@@ -161,20 +156,18 @@ class _Subsampled(torch.autograd.Function):
 
 
 def subsample(x: Tensor, stride: int, before: int, after: int) -> Tensor:
-    """Every `stride`-th pixel, between new channels of zeros: the library's operations would turn memory around."""
-    out: Tensor = _Subsampled.apply(x, stride, before, after)
-    return out
+    """Take every `stride`-th pixel, between new channels of zeros, and keep memory image-last, as the library would not."""
+    return cast(Tensor, _Subsampled.apply(x, stride, before, after))
 
 
 class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: int, stride: int, relu: bool) -> Tensor:
-        inner = _inner(x)
-        channels, height, width, images = inner.shape
-        ctx.sizes, ctx.shape = _sizes(images, channels, height, width, kernel, stride, relu), x.shape
-        y = _empty(images, channels, (height - kernel) // stride + 1, (width - kernel) // stride + 1)
+        images, channels, rows, columns = ctx.shape = x.shape
+        ctx.sizes = _sizes(_PoolSizes, images, channels, rows, columns, kernel, stride, relu)
+        y = _empty(images, channels, (rows - kernel) // stride + 1, (columns - kernel) // stride + 1)
         where = torch.empty_like(y)
-        _call("pool_forward", inner, y, where, sizes=ctx.sizes)
+        _call("pool_forward", _inner(x), y, where, sizes=ctx.sizes)
         ctx.save_for_backward(y if relu else None, where)
         return y
 
@@ -188,38 +181,25 @@ class _Pool(torch.autograd.Function):
 
 
 def max_pool2d(x: Tensor, kernel: int, stride: int, relu: bool = False) -> Tensor:
-    """Max-pooling without padding, or MaxPool(ReLU(x)), which is ReLU(MaxPool(x)) with the same gradient."""
+    """Compute MaxPool(x) without padding, or MaxPool(ReLU(x)), which is ReLU(MaxPool(x)) with the same gradient."""
     if x.dim() != 4 or not fits(x) or min(x.shape[2:]) < kernel:
         return F.max_pool2d(F.relu(x) if relu else x, kernel, stride)
-    out: Tensor = _Pool.apply(x, kernel, stride, relu)
-    return out
-
-
-class _GridSizes(ctypes.Structure):
-    _fields_ = (*((name, ctypes.c_int64) for name in ("channels", "size")),
-                *((name, ctypes.c_double) for name in ("low", "high")))
-
-
-@functools.lru_cache(maxsize=1024)
-def _grid_sizes(channels: int, size: int, low: float, high: float) -> Any:
-    return _GridSizes(channels, size, low, high)
+    return cast(Tensor, _Pool.apply(x, kernel, stride, relu))
 
 
 def on_grid(x: Tensor, step: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """(Q(x), ∂Q/∂x) with a step for all of x or one per first index: the bits of the library's operations, in one pass."""
-    if not fits(x, step) or not (x.is_contiguous() or (step.dim() == 0 and _is_image_last(x))):
+    """Compute (Q(x), ∂Q/∂x), one step size for x or one per first index, with the library's bits, in one pass."""
+    dense = x.is_contiguous() or (step.dim() == 0 and x.dim() == 4 and x.permute(1, 2, 3, 0).is_contiguous())
+    if not dense or not fits(x, step):
         return single_client.on_grid(x, step, low, high)
     y, inside, step = torch.empty_like(x), torch.empty_like(x), step.contiguous()
-    _call("round_forward", x, step, y, inside, sizes=_grid_sizes(step.numel(), x.numel() // step.numel(), low, high))
+    sizes = _sizes(_GridSizes, step.numel(), x.numel() // step.numel(), low, high)
+    _call("round_forward", x, step, y, inside, sizes=sizes)
     return y, inside
 
 
-class _Draw(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("count", "key", "step", "site"))
-
-
 def uniform(key: Tensor, step: Tensor, site: int, shape: Sequence[int]) -> Tensor:
-    """The draws of `anybit.randomness.uniform`, in one pass."""
+    """Make the draws of `anybit.randomness.uniform`, in one pass."""
     u = torch.empty(tuple(shape))
-    _call("draw", u, sizes=_Draw(u.numel(), int(key), int(step), site))
+    _call("draw", u, sizes=_DrawSizes(u.numel(), int(key), int(step), site))
     return u
