@@ -143,9 +143,10 @@ class Fitted:
 
 
 def _fitted(task: Task, config: Config, trained: Trained) -> Fitted:
-    own = trained.evaluation["grid"][trained.evaluation["own"]] if trained.evaluation else {}
+    grid = trained.evaluation["grid"][trained.evaluation["own"]] if trained.evaluation else {}
+    scores = {width: Score(**score) for width, score in grid.items()}
     return Fitted(with_weights(task.model, trained.w), trained.table.to(torch.device("cpu")),
-                  {width: Score(**score) for width, score in own.items()}, trained.evaluation, trained.metrics, task, config)
+                  scores, trained.evaluation, trained.metrics, task, config)
 
 
 def evaluate(model: nn.Module, test: Arrays, widths: Sequence[str] = ("FP32", "W8", "W6", "W4", "W3", "W2"), *,

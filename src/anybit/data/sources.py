@@ -45,19 +45,19 @@ def digits() -> Data:
 def cifar10(normalize: bool = True, crop: int = 0, padding: int = 0, flip: bool = False, holdout: int = 0,
             evaluate: Part = "test") -> Data:
     """Load 50,000 training and 10,000 test images of 10 classes, 3×32×32."""
-    return _data(cache.load("cifar10"), _View(normalize, crop, padding, flip, holdout, evaluate))
+    return _prepared("cifar10", _View(normalize, crop, padding, flip, holdout, evaluate))
 
 
 def cifar100(normalize: bool = True, crop: int = 28, padding: int = 4, flip: bool = True, holdout: int = 0,
              evaluate: Part = "test") -> Data:
     """Load 50,000 training and 10,000 test images of 100 classes in 20 coarse ones, 3×32×32; augment as in the paper."""
-    return _data(cache.load("cifar100"), _View(normalize, crop, padding, flip, holdout, evaluate))
+    return _prepared("cifar100", _View(normalize, crop, padding, flip, holdout, evaluate))
 
 
 def tinyimagenet(normalize: bool = True, crop: int = 0, padding: int = 0, flip: bool = False, holdout: int = 0,
                  evaluate: Part = "test") -> Data:
     """Load 100,000 training images of 200 classes, 3×64×64; the 10,000 validation images serve as test set."""
-    return _data(cache.load("tinyimagenet"), _View(normalize, crop, padding, flip, holdout, evaluate))
+    return _prepared("tinyimagenet", _View(normalize, crop, padding, flip, holdout, evaluate))
 
 
 def femnist(writers: int = 3500, normalize: bool = False, crop: int = 0, padding: int = 0, flip: bool = False) -> Data:
@@ -121,6 +121,11 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     _View(**{field.name: settings[field.name] for field in fields(_View) if field.name in settings})
     if settings.get("writers", 0) < 0:
         raise DataError(f"data.writers = {settings['writers']}: must be 0 (all) or above")
+
+
+def _prepared(name: str, view: _View) -> Data:
+    """Load a prepared set, after its view was checked."""
+    return _data(cache.load(name), view)
 
 
 def _data(prepared: Prepared, view: _View, largest: int = 0) -> Data:

@@ -52,8 +52,9 @@ def write_project(path: Path, project: Project) -> None:
     """Write all folders of a project, or raise where the folder is not empty."""
     if path.exists() and any(path.iterdir()):
         raise RunError(f"{path} is not empty: choose another folder")
-    path.mkdir(parents=True, exist_ok=True)
-    path.chmod(0o700)
+    with writing(path, "choose another folder"):
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(0o700)
     content = {"checkpoint_every": 1, **recipes.load(project.recipe, project.overrides)}
     from_recipe(project.recipe, project.overrides)
     certificate = server_certificate(project.host)

@@ -59,7 +59,8 @@ def read_tensors(content: RecordDict, record: str, expected: Mapping[str, Layout
     tensors = _unpacked(content, record, room)
     missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
     if missing:
-        raise Refused(f"{record}: '{min(missing)}' is missing" + (f", and {len(missing) - 1} more" if missing else ""))
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise Refused(f"{record}: '{min(missing)}' is missing{more}")
     if unknown:
         raise Refused(f"{record}: '{_brief(min(unknown))}' is unknown")
     for name, (dtype, shape) in expected.items():

@@ -50,27 +50,27 @@ def plan(names: Sequence[str], overrides: Sequence[str] = (), seeds: Sequence[in
     """
     choices = [recipes.parse_choices(text) for text in vary]
     _check_keys(overrides, [several[0] for several in choices], seeds)
-    found = list(dict.fromkeys(recipe for name in names for recipe in recipes.expand(name)))
-    if not found:
+    chosen_recipes = list(dict.fromkeys(recipe for name in names for recipe in recipes.expand(name)))
+    if not chosen_recipes:
         raise ConfigError("a sweep needs at least one recipe: 'anybit ls' lists all")
     runs = []
-    for recipe, leaf in zip(found, _leaves(found), strict=True):
+    for recipe, leaf in zip(chosen_recipes, _leaves(chosen_recipes), strict=True):
         for chosen in product(*choices):
-            said = (*overrides, *chosen)
-            for seed in dict.fromkeys(seeds) if seeds is not None else (from_recipe(recipe, said).seed,):
-                config = from_recipe(recipe, [*said, f"seed={seed}"])
+            settings = (*overrides, *chosen)
+            for seed in dict.fromkeys(seeds) if seeds is not None else (from_recipe(recipe, settings).seed,):
+                config = from_recipe(recipe, [*settings, f"seed={seed}"])
                 name = "-".join((leaf, *map(_label, chosen), f"seed{seed}"))
-                runs.append(PlannedRun(name, recipe, said, seed, config))
+                runs.append(PlannedRun(name, recipe, settings, seed, config))
     return _distinct(runs)
 
 
 def _check_keys(overrides: Sequence[str], varied: Sequence[str], seeds: Sequence[int] | None) -> None:
-    said = [override.partition("=")[0] for override in overrides]
+    keys = [override.partition("=")[0] for override in overrides]
     for key in (override.partition("=")[0] for override in varied):
-        if key in said:
+        if key in keys:
             raise ConfigError(f"{key} is said twice: give all its values to one --vary")
-        said.append(key)
-    if seeds is not None and "seed" in said:
+        keys.append(key)
+    if seeds is not None and "seed" in keys:
         raise ConfigError("seed=… together with seeds: give one of them")
 
 
@@ -89,7 +89,7 @@ def _distinct(runs: list[PlannedRun]) -> list[PlannedRun]:
     for run in runs:
         other = owner.setdefault(run.name, run)
         if other != run:
-            one, two = (" ".join((each.recipe, *each.overrides)) for each in (other, run))
+            one, two = (" ".join((planned.recipe, *planned.overrides)) for planned in (other, run))
             raise ConfigError(f"{one} and {two} would both be trained in the folder '{run.name}': rename a recipe, or "
                               "train them in two sweeps")
         _check_name(run.name)
@@ -102,18 +102,18 @@ def _check_name(name: str) -> None:
         raise ConfigError(f"'{name[:60]}' is no name of a folder: at most {_LONGEST_NAME} bytes, without / and such")
 
 
-def _leaves(found: Sequence[str]) -> list[str]:
+def _leaves(names: Sequence[str]) -> list[str]:
     """Return the last part of each recipe's name, preceded by as many parts as it takes to tell them apart.
 
     >>> _leaves(["paper/a/mqat", "paper/b/mqat", "paper/b/qat"])
     ['a-mqat', 'b-mqat', 'qat']
     """
-    parts = [Path(recipe.removesuffix(".toml")).parts for recipe in found]
+    parts = [Path(recipe.removesuffix(".toml")).parts for recipe in names]
     leaves = []
-    for mine in parts:
-        others = [other for other in parts if other != mine]
-        length = next((n for n in range(1, len(mine)) if all(other[-n:] != mine[-n:] for other in others)), len(mine))
-        leaves.append("-".join(part.strip("/") for part in mine[-length:] if part.strip("./")))
+    for path in parts:
+        others = [other for other in parts if other != path]
+        length = next((n for n in range(1, len(path)) if all(other[-n:] != path[-n:] for other in others)), len(path))
+        leaves.append("-".join(part.strip("/") for part in path[-length:] if part.strip("./")))
     return leaves
 
 
@@ -125,10 +125,10 @@ def group_key(config: Config) -> str:
 
 def groups(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     """Group the runs, in the order of the plan."""
-    found: dict[str, list[PlannedRun]] = {}
+    by_key: dict[str, list[PlannedRun]] = {}
     for run in runs:
-        found.setdefault(group_key(run.config), []).append(run)
-    return list(found.values())
+        by_key.setdefault(group_key(run.config), []).append(run)
+    return list(by_key.values())
 
 
 class SweepFolder:
@@ -162,7 +162,7 @@ class SweepFolder:
 
     def _checked(self, runs: Sequence[PlannedRun]) -> SweepFolder:
         """Return this sweep if `runs` are its runs: results of two definitions must not mix in one folder."""
-        before, now = ({run.name: run for run in each} for each in (self.runs, runs))
+        before, now = ({run.name: run for run in definition} for definition in (self.runs, runs))
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         if changed:
             raise RunError(f"{self.path} holds another sweep ({changed[0]} differs): continue it with 'anybit sweep "

@@ -83,19 +83,19 @@ class Found:
 
 def read_results(paths: Sequence[Path]) -> Found:
     """Read the finished runs of sweeps, run folders and results files."""
-    found = Found([], [])
+    collected = Found([], [])
     for path in paths:
         if path.is_file():
-            found.results.extend(_from_file(path))
+            collected.results.extend(_from_file(path))
             continue
         folders = [sweep.run_path(run) for sweep in [SweepFolder.open(path)] for run in sweep.runs] \
             if is_sweep(path) else [RunFolder.open(path).path]
-        for each in folders:
-            if (each / "evaluation.json").exists():
-                found.results.append(_from_record(RunRecord(each)))
+        for folder in folders:
+            if (folder / "evaluation.json").exists():
+                collected.results.append(_from_record(RunRecord(folder)))
             else:
-                found.unfinished.append(str(each))
-    return found
+                collected.unfinished.append(str(folder))
+    return collected
 
 
 def _from_record(record: RunRecord) -> Result:
@@ -152,11 +152,12 @@ def _csv(results: Sequence[Result]) -> str:
     lines.writerow((*_WHICH, *varied, *_FIGURES))
     for i, r in enumerate(results):
         settings = r.settings
-        what = [settings.data.name, settings.model.name]
+        components = [settings.data.name, settings.model.name]
         here = [values[i] for values in varied.values()]
         device = r.environment.get("gpu") or r.environment.get("cpu", "")
-        for steps, scores in r.evaluation["grid"].items():
-            lines.writerows((r.name, *what, r.evaluation["variant"], settings.seed, settings.rounds, steps, steps == r.own,
+        for rule, scores in r.evaluation["grid"].items():
+            which = (r.name, *components, r.evaluation["variant"], settings.seed, settings.rounds, rule, rule == r.own)
+            lines.writerows((*which,
                              width, *here, s["loss"], s["metric"], r.seconds, device) for width, s in scores.items())
     return text.getvalue()
 

@@ -176,8 +176,8 @@ class _Group:
     def _after_round(self, name: str, progress: Progress) -> None:
         self.watch.on_round(name, progress)
         if self.watch.over:
-            for each in self.watches:
-                each.stop = True
+            for watch in self.watches:
+                watch.stop = True
 
     def _fail(self, name: str, error: Exception) -> None:
         reason = str(error) if isinstance(error, AnybitError) else f"{type(error).__name__}: {error}"

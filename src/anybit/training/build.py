@@ -149,11 +149,11 @@ def _function(what: str, name: str, known: Registry, trusted: Collection[str]) -
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        function = getattr(importlib.import_module(module), attribute)
     except ImportError as error:
         raise ConfigError(f"{what} '{name}': module '{module}' cannot be imported ({error})") from None
     except AttributeError:
         raise ConfigError(f"{what} '{name}': module '{module}' has no '{attribute}'") from None
-    if not callable(found):
+    if not callable(function):
         raise ConfigError(f"{what} '{name}' cannot be called")
-    return found  # type: ignore[no-any-return]
+    return function  # type: ignore[no-any-return]

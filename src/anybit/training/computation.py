@@ -51,7 +51,7 @@ class Computation:
     """Everything that stays the same over the rounds of a training. Nothing in it is written, or of the whole process."""
 
     task: Task
-    """With its model and data on the device."""
+    """Model and data lie on the device."""
     config: Config
     device: torch.device
     engine: Engine

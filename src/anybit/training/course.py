@@ -65,7 +65,7 @@ class Training:
 
     computation: Computation
     round: int
-    """How many rounds are behind it."""
+    """The rounds behind it."""
     state: State
     table: StepTable
     folder: RunFolder | None = None
@@ -76,7 +76,7 @@ class Training:
     """Gives back the memory of whatever computes the rounds."""
     round_started: float = 0.0
     runs_together: int = 1
-    """How many runs went through the last round together, and share its time."""
+    """The runs that went through the last round together, and share its time."""
 
     @property
     def config(self) -> Config:

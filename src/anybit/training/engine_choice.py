@@ -201,10 +201,10 @@ def _key(config: Config, task: Task) -> str:
 def _remembered() -> Mapping[str, Any]:
     """Read the cache; a damaged one counts as empty and is written anew."""
     try:
-        found = read_json(home() / FILE)
+        remembered = read_json(home() / FILE)
     except (AnybitError, OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return remembered if isinstance(remembered, dict) else {}
 
 
 def _read(entry: Any) -> Measured | None:

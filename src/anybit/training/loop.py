@@ -106,15 +106,15 @@ def _finished(training: Training, trained: StepTable) -> Trained:
     training.watch.on_message("evaluating at all widths")
     evaluator, task, w = training.computation.evaluator, training.computation.task, training.state.w
     finder = evaluator.finder(w, trained)
-    own = finder.table(evaluator.own_steps)
+    own_table = finder.table(evaluator.own_steps)
     evaluation = {"metric": getattr(task.metric, "__name__", "metric"), "variant": task.variant.name,
                   "own": evaluator.own_steps, "sites": task.variant.sites, "test_examples": len(task.data.test),
                   "grid": evaluator.grid(finder, _evaluating(training, time.perf_counter()))}
     if training.config.evaluation.mixed:
-        evaluation["mixed"] = evaluator.mixed(w, own)
+        evaluation["mixed"] = evaluator.mixed(w, own_table)
     if training.folder:
-        training.folder.save_result(w, own, evaluation)
-    return Trained(w, own, evaluation, training.metrics)
+        training.folder.save_result(w, own_table, evaluation)
+    return Trained(w, own_table, evaluation, training.metrics)
 
 
 def _evaluating(training: Training, started: float) -> Callable[[int, int], None]:

@@ -133,7 +133,7 @@ class RunRecord:
 
     @property
     def rounds(self) -> int:
-        """How many rounds are behind it."""
+        """The rounds behind it."""
         return int(self.metrics[-1]["round"]) if self.metrics else 0
 
     @property
@@ -146,8 +146,8 @@ class RunRecord:
     @property
     def lowest(self) -> str | None:
         """The width of fewest bits at the variant's own sites."""
-        own = [name for name in self.scores if _letters(name) == self.sites]
-        return min(own or self.scores, key=lambda name: min(Width.parse(name)), default=None)
+        trained = [name for name in self.scores if _letters(name) == self.sites]
+        return min(trained or self.scores, key=lambda name: min(Width.parse(name)), default=None)
 
     @property
     def bits(self) -> list[int]:

@@ -85,10 +85,10 @@ class Run:
         """
         with computing(self.config):
             evaluator, w = self._evaluator()
-            found = evaluator.mixed(w, self.steps().to(evaluator.images.device))
-        scores = {width: Score(**score) for width, score in found.items()}
+            measured = evaluator.mixed(w, self.steps().to(evaluator.images.device))
+        scores = {width: Score(**score) for width, score in measured.items()}
         on_scores(scores)
-        self.folder.save_evaluation({**self.evaluation, "mixed": found})
+        self.folder.save_evaluation({**self.evaluation, "mixed": measured})
         return scores
 
     def _evaluator(self) -> tuple[Evaluator, Tensors]:

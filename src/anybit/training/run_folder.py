@@ -280,8 +280,8 @@ class RunFolder:
 
 def _foreign(path: Path) -> str | None:
     """Name a file that no run left here before its config was written."""
-    own = {"lock", "checkpoints", "split.safetensors", "environment.json"} | {part.name for part in stale(path)}
-    return next((found.name for found in sorted(path.iterdir()) if found.name not in own), None) if path.is_dir() else None
+    known = {"lock", "checkpoints", "split.safetensors", "environment.json"} | {part.name for part in stale(path)}
+    return next((file.name for file in sorted(path.iterdir()) if file.name not in known), None) if path.is_dir() else None
 
 
 def _lines(path: Path) -> list[bytes]:
