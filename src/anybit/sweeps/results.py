@@ -157,8 +157,8 @@ def _csv(results: Sequence[Result]) -> str:
         device = r.environment.get("gpu") or r.environment.get("cpu", "")
         for rule, scores in r.evaluation["grid"].items():
             which = (r.name, *components, r.evaluation["variant"], settings.seed, settings.rounds, rule, rule == r.own)
-            lines.writerows((*which,
-                             width, *here, s["loss"], s["metric"], r.seconds, device) for width, s in scores.items())
+            lines.writerows((*which, width, *here, score["loss"], score["metric"], r.seconds, device)
+                            for width, score in scores.items())
     return text.getvalue()
 
 
