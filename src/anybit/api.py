@@ -102,6 +102,8 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         try:
             trained = train(training, Simulation(training))
         except Interrupted:
+            if path is None:
+                raise
             raise KeyboardInterrupt(f"stopped after round {training.round} of {rounds}; fit(…, path={str(path)!r}, "
                                     "resume=True) goes on from there") from None
     return _fitted(opened.computation.task, opened.config, trained)
