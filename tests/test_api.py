@@ -221,6 +221,6 @@ def test_scores_are_shown_before_a_disk_refuses_them(mlp: nn.Module, clients: li
 
     monkeypatch.setattr("anybit.training.run_folder.write_json", full)
     shown: list[str] = []
-    with pytest.raises(RunError, match=r"evaluation\.json cannot be written .*: mend the disk, then do it again$"):
+    with pytest.raises(RunError, match=r"evaluation\.json cannot be written .*: fix the disk, then do it again$"):
         run.mixed(lambda scores: shown.extend(scores))
     assert "W4A8" in shown
