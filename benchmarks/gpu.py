@@ -72,8 +72,7 @@ def of_engine(network: str, engine: Engine, variant: Variant = baseline(), preci
     # A config has no switch for the kernels alone.
     with patch.object(computation, "uses_kernels", lambda *given: kernels and uses_kernels(*given)):
         client_step = run.client_step(table)
-    program, cohort, state = engine.prepare(run.round_program(client_step)), run.cohort(0), [start]
-    inputs = (run.given(table), cohort, run.weighting(cohort))
+    program, inputs, state = engine.prepare(run.round_program(client_step)), run.inputs(run.given(table), 0), [start]
 
     def round() -> None:
         state[0], _ = program(state[0], inputs)

@@ -59,8 +59,7 @@ def cohorts(sizes: tuple[int, ...] = (10, 30, 100, 300, 1000)) -> list[dict[str,
     for size in sizes:
         run = open_computation(_clients(lenet5(), size, 128, 32), _config(size))
         state, table = run.start()
-        program, cohort = run.engine.prepare(run.round_program(run.client_step(table))), run.cohort(0)
-        inputs = (run.given(table), cohort, run.weighting(cohort))
+        program, inputs = run.engine.prepare(run.round_program(run.client_step(table))), run.inputs(run.given(table), 0)
         torch.cuda.reset_peak_memory_stats()
         rows.append({"cohort": size, "ms": median_ms(lambda: program(state, inputs)),  # noqa: B023
                      "peak_gib": torch.cuda.max_memory_allocated() / 2**30})

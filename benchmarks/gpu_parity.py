@@ -26,7 +26,7 @@ from anybit.engines.base import Engine
 from anybit.engines.sequential import Sequential
 from anybit.engines.stacked import Stacked
 from anybit.environment import environment
-from anybit.federated.state import learned_table
+from anybit.federated.state import trained_table
 from anybit.federated.variants import mqat
 from anybit.kernels.convolution import conv2d
 from anybit.kernels.norm import norm_relu
@@ -67,8 +67,7 @@ def one_round(run: Training, engine: Engine) -> dict[str, Tensor]:
     program = engine.prepare(computation.round_program(computation.client_step(run.table)))
     given = computation.given(run.table)
     for round in (3, 4):
-        cohort = computation.cohort(round)
-        state, _ = program(state, (given, cohort, computation.weighting(cohort)))
+        state, _ = program(state, computation.inputs(given, round))
     return {name: p.clone() for name, p in state.trainable.named().items()}
 
 
@@ -93,7 +92,7 @@ def evaluations() -> dict[str, float]:
     for name in COMPILED:
         run = cases()[name]()
         evaluator, sites = run.computation.evaluator, run.computation.task.variant.sites
-        table = learned_table(run.table, run.state.log_steps.by_site())
+        table = trained_table(run.table, run.state.w, run.state.log_steps.by_site())
         evaluator.own(run.state.w, table)
         w = {n: 1.1 * p for n, p in run.state.w.items()}
         ours = evaluator.own(w, table)

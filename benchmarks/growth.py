@@ -80,8 +80,8 @@ def measure(point: dict[str, Any], engine: str) -> dict[str, Any]:
         given, program = computation.given(table), computation.round_program(computation.client_step(table))
         for round in range(2 if point["cohort"] >= 300 else 4):
             before = time.perf_counter()
-            cohort = computation.cohort(round)
-            state, _ = program(state, (given, cohort, computation.weighting(cohort)))
+            inputs = computation.inputs(given, round)
+            state, _ = program(state, inputs)
             seconds.append(time.perf_counter() - before)
             if not watcher.is_alive() and watcher.on:
                 watcher.start()

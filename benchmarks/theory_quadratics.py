@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from anybit import theory
 from anybit.data.examples import Data, Examples
 from anybit.engines.stacked import Stacked
-from anybit.federated.algorithm import ClientStep, Loss, Rates, client_weighting, federated_round, sgd_step
+from anybit.federated.algorithm import ClientStep, Loss, Rates, RoundInputs, client_weighting, federated_round, sgd_step
 from anybit.federated.cohort import Batch, Cohort, build_cohort
 from anybit.federated.objective import client_loss
-from anybit.federated.server import ServerOptions, server
+from anybit.federated.server import ServerOptions, pace, server
 from anybit.federated.state import Given, LogSteps, State, Trainable
 from anybit.federated.variants import Variant, apqn, mqat, qat
 from anybit.quant.grid import BITS, FLOAT, Width
@@ -146,7 +146,8 @@ def simulate(problem: Problem, variants: Sequence[Variant], eta_c: float, rounds
 def _round_of(hessian: Tensor, variant: Variant, cohort: Cohort, eta_c: float) -> Callable[..., Any]:
     """(w, targets, widths, keys) of one run → (w after the round, what `_watched` saw at every client and step)."""
     model = prepare(nn.Sequential(nn.Linear(1, DIMENSION, bias=False)), variant.transform)
-    optimizer = server(ServerOptions("sgd", ETA_S))
+    options = ServerOptions("sgd", ETA_S)
+    optimizer = server(options)
 
     def quadratic(outputs: Tensor, targets: Tensor) -> Tensor:
         away = outputs - targets
@@ -156,10 +157,11 @@ def _round_of(hessian: Tensor, variant: Variant, cohort: Cohort, eta_c: float) -
         examples = Examples(torch.ones(len(targets), 1), targets)
         loss = client_loss(model, variant, Data(examples, examples), quadratic, {})
         step = functools.partial(sgd_step, loss=_watched(loss, model, w), rates=Rates(eta_c, 0.0))
-        client_step = ClientStep(step, lambda given, width: lambda w, xi: step(w, given, width, xi))
-        now = replace(cohort, width_bits=widths, keys=keys)
-        state, seen = federated_round(State({WEIGHT: w}, LogSteps({}, {}), ()), Given(dict(TABLE.steps)), now, client_step,
-                                      optimizer, Stacked(CLIENTS).map_clients, client_weighting(now))
+        client_step = ClientStep(step, lambda given: lambda w, xi: step(w, given, xi))
+        now = replace(cohort, width_bits=widths[:, None].expand(-1, cohort.local_steps, -1), keys=keys)
+        inputs = RoundInputs(Given(dict(TABLE.steps)), now, client_weighting(now), pace(options, now.round, now.round + 1))
+        state, seen = federated_round(State({WEIGHT: w}, LogSteps({}, {}), ()), inputs, client_step, optimizer,
+                                      Stacked(CLIENTS).map_clients)
         return state.w[WEIGHT], seen.movedim(-1, -2)
 
     return round
@@ -167,9 +169,9 @@ def _round_of(hessian: Tensor, variant: Variant, cohort: Cohort, eta_c: float) -
 
 def _watched(loss: Loss, model: nn.Module, start: Tensor) -> Loss:
     """The same loss; instead of its value, report (drift, ‖r‖², max |r_d|/Δ) of the weights it was asked about."""
-    def value(w: Trainable, given: Given, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
-        objective, _ = loss(w, given, width, xi)
-        buffers = bind(model, given.step_sizes, width, rows=xi.rows, key=xi.key, count=xi.local_step)
+    def value(w: Trainable, given: Given, xi: Batch) -> tuple[Tensor, Tensor]:
+        objective, _ = loss(w, given, xi)
+        buffers = bind(model, given.step_sizes, xi.width, rows=xi.rows, key=xi.key, count=xi.local_step)
         # The layer's input is 1, so that its output is the weight as the forward pass saw it: w + r.
         seen: Tensor = torch.func.functional_call(model, {**w.w, **buffers}, (torch.ones(1, 1),))
         noise = seen[0] - w.w[WEIGHT][:, 0]

@@ -16,7 +16,7 @@ from anybit.config import ClientOptions, Component, Config, EvaluationOptions
 from anybit.data.examples import Data, Examples
 from anybit.errors import Diverged, Interrupted
 from anybit.federated.server import ServerOptions
-from anybit.federated.variants import Variant, baseline, kure, mqat, qat
+from anybit.federated.variants import Variant, baseline, carousel, kure, mqat, qat
 from anybit.files.schema import plain
 from anybit.sweeps.lockstep import program_key, train_side_by_side
 from anybit.training.course import Training
@@ -64,6 +64,23 @@ def test_each_run_ends_as_it_would_alone() -> None:
             assert all(torch.allclose(moment, other[name], atol=1e-9) for name, moment in one.items()), variant.name
         assert [entry["round"] for entry in ended.metrics] == [1, 2, 3]
         assert [e["loss"] for e in ended.metrics] == pytest.approx([e["loss"] for e in expected.metrics], abs=1e-6)
+
+
+def test_schedules_averages_and_ranges_stay_within_their_run() -> None:
+    servers = [ServerOptions(schedule="linear", decay=0.7, average=0.5), ServerOptions(schedule="constant", average=0.9),
+               ServerOptions(schedule="cosine", average=0.2, lr=0.01)]
+    variants = [carousel(), carousel(bits=(2, 4, 32), cap=True), carousel(widths="cohort", start="mse")]
+    pairs = list(zip(variants, servers, strict=True))
+    together = [training(variant, 1, server=server) for variant, server in pairs]
+    assert len({program_key(replace(run.config, variant=Component("carousel"))) for run in together}) == 1
+    outcomes = side_by_side(together)
+    for i, (variant, server) in enumerate(pairs):
+        alone, ended = training(variant, 1, server=server), outcomes[i]
+        expected = to_end(alone)
+        assert isinstance(ended, Trained)
+        assert all(torch.allclose(w, ended.w[name], atol=1e-9) for name, w in expected.w.items())
+        assert all(torch.allclose(w, together[i].state.average[name], atol=1e-9) for name, w in alone.state.average.items())
+        assert not torch.allclose(alone.state.average["0.weight"], alone.state.w["0.weight"], atol=1e-6)
 
 
 @pytest.mark.parametrize("variants", [[baseline(weight_decay=decay) for decay in (0.5, 0.01)],

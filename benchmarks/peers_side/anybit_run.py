@@ -34,9 +34,9 @@ def main() -> None:
         given, program = computation.given(table), computation.round_program(computation.client_step(table))
         for round, _ in enumerate(work.rounds()):
             timer.start()
-            cohort = computation.cohort(round)
-            state, _ = program(state, (given, cohort, computation.weighting(cohort)))
-            timer.done(int(cohort.counts.sum()))
+            inputs = computation.inputs(given, round)
+            state, _ = program(state, inputs)
+            timer.done(int(inputs.cohort.counts.sum()))
     computation.engine.close()
 
 

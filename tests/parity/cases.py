@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from anybit.config import ClientOptions, Config
 from anybit.data.examples import Data, Examples
-from anybit.federated.variants import Variant, apqn, baseline, kure, mqat, qat, weight_decay_penalty
+from anybit.federated.variants import Variant, apqn, baseline, carousel, kure, mqat, qat, weight_decay_penalty
 from anybit.quant.grid import SiteKinds
 from anybit.training.course import Training
 from anybit.training.task import Task
@@ -48,6 +48,8 @@ VARIANTS = {
     **{f"{make.__name__} {s}": with_decay(make(sites=s)) for make in (kure, apqn, qat, mqat) for s in SITES},
     **{f"qat2 {s}": with_decay(qat(2, s)) for s in SITES},
     **{f"mqat* {s}": with_decay(mqat(sites=s, fixed=True)) for s in SITES},
+    **{f"carousel {s}": with_decay(carousel(sites=s)) for s in SITES},
+    "carousel cap": with_decay(carousel(sites="WA", cap=True)), "carousel cohort": with_decay(carousel(widths="cohort")),
 }
 
 

@@ -21,8 +21,9 @@ from tests.parity.cases import SITES, SIZES, VARIANTS, training, with_decay
 
 
 def deltas_by_engine(run: Training, widths: list[Width]) -> dict[str, tuple[dict[str, Tensor], Tensor]]:
-    cohort = build_cohort(1, 3, range(len(SIZES)), widths, run.computation.task.split, 4, 2)
-    step, given = run.computation.client_step(run.table), run.computation.given(run.table)
+    cohort = build_cohort(1, 3, range(len(SIZES)), widths, run.computation.task.split, 4, 2,
+                          run.computation.task.variant.step_widths)
+    step, given = run.computation.client_step(run.table), run.computation.given(run.table).at(run.state.w)
     return {name: gathered(engine, step, run.state.trainable, given, cohort) for name, engine in ENGINES.items()}
 
 

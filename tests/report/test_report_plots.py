@@ -110,6 +110,22 @@ def test_grids_follow_the_site_options(copied: Copied) -> None:
     np.testing.assert_allclose(weights.grid_points(run, MIDDLE)[2], [-0.2, 0, 0.2], rtol=1e-6)
 
 
+@pytest.mark.parametrize(("grid", "two", "eight"), [("centred", [-0.3, -0.1, 0.1, 0.3], 255),
+                                                    (None, [-0.4, -0.2, 0, 0.2], 256)])
+def test_half_integer_grids(copied: Copied, grid: str | None, two: list[float], eight: int) -> None:
+    path = copied("mqat", str(grid))
+    config = json.loads((path / "config.json").read_text())
+    config["sites"]["weight_grid"] = grid
+    (path / "config.json").write_text(json.dumps(config))
+    steps = json.loads((path / "steps.json").read_text())
+    steps[MIDDLE] = dict.fromkeys("2345678", 0.2)
+    (path / "steps.json").write_text(json.dumps(steps))
+    (run,) = read_runs([path])
+    points = weights.grid_points(run, MIDDLE)
+    np.testing.assert_allclose(points[2], two, rtol=1e-6)
+    assert [len(points[bits]) for bits in (4, 8)] == [16, eight]
+
+
 def changed(run: RunRecord, **read: Any) -> RunRecord:
     """The record with something else in place of what it read."""
     other = copy.copy(run)

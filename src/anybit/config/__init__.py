@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from anybit import recipes
@@ -13,7 +13,7 @@ from anybit.federated.server import ServerOptions
 from anybit.federated.variants import StepRule
 from anybit.files.schema import read
 from anybit.quant.grid import SiteKinds, check_bits
-from anybit.quant.ranges import ActivationRule, RangeRule
+from anybit.quant.ranges import SPREAD, ActivationRule, RangeRule
 from anybit.quant.sites import SiteOptions
 
 EngineName = Literal["auto", "sequential", "stacked", "processes"]
@@ -76,9 +76,20 @@ class RangeOptions:
     """Training images for the measurement of activation ranges."""
     learned: bool = False
     """Train the step sizes (LSQ), starting from the rules above."""
+    spread: float = SPREAD
+    """c of the rule "rms": a weight's range is ±c root mean squares."""
+    follow: bool | None = None
+    """Let the step sizes of weights follow their root mean square, Δ_t = Δ_start·rms(w_t)/rms(w_0), in every round; none:
+    the variant's choice, false but for carousel."""
+    project: bool | None = None
+    """Clip the server's weights to their widest range after every round; none: the variant's choice, false but for
+    carousel."""
 
     def __post_init__(self) -> None:
         _at_least(1, calibration_images=self.calibration_images)
+        _positive(spread=self.spread)
+        if self.follow and self.learned:
+            raise ConfigError("follow: step sizes that are learned do not follow the weights; choose one of the two")
 
 
 @dataclass(frozen=True)
@@ -86,6 +97,8 @@ class EvaluationOptions:
     """Rounds and widths at which the server model is evaluated on the whole test set."""
 
     every: int = 100
+    also: tuple[int, ...] = ()
+    """Further rounds after which it is evaluated."""
     bits: tuple[int, ...] = (32, 8, 6, 4, 3, 2)
     sites: tuple[SiteKinds, ...] = ("W", "A", "WA")
     """Sites of the final evaluation, besides the variant's; earlier ones use the variant's only."""
@@ -192,6 +205,25 @@ class Config:
             raise ConfigError(f"threads = {self.threads}: must be between 1 and {MOST_THREADS}")
         if self.sites.first_last_bits is not None:
             check_bits(self.sites.first_last_bits)
+
+
+OPEN = {"sites.weight_grid": "full", "sites.activation_grid": "full", "sites.quantize_image": True,
+        "ranges.follow": False, "ranges.project": False, "server.schedule": "constant", "server.average": 0.0}
+"""Settings that a config may leave open (none), and what they are where the variant has no choice either."""
+
+
+def chosen(config: Config, choices: Mapping[str, Any]) -> Config:
+    """Return the config with the settings that it leaves open as the variant chooses them."""
+    for setting, value in {**OPEN, **choices}.items():
+        table, _, name = setting.partition(".")
+        options = getattr(config, table)
+        if getattr(options, name) is None:
+            config = replace(config, **{table: replace(options, **{name: value})})
+    server = config.server
+    if server.deliver is None:
+        steady = server.schedule == "constant" and server.average
+        config = replace(config, server=replace(server, deliver="average" if steady else "last"))
+    return config
 
 
 def from_recipe(name: str, overrides: Sequence[str] = ()) -> Config:

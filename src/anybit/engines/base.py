@@ -24,7 +24,7 @@ class Engine:
         """Run update(w, batches, local step) for every client of the cohort; return parts, in order.
 
         w, given: trees of tensors · client_step: a local step in two forms, `mapped` over stacked clients, and `alone`,
-        which makes that of one client from (given, its width).
+        which makes that of one client from `given`.
         """
         raise NotImplementedError
 

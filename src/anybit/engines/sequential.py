@@ -17,5 +17,5 @@ class Sequential(Engine):
     def map_clients(self, update: Callable[..., Any], client_step: Any, w: Any, given: Any, cohort: Any) -> Iterator[Part]:
         """Give one part per client; the losses of shorter clients end in zeros."""
         for i in range(len(cohort.clients)):
-            delta, losses = update(w, cohort.batches(i), client_step.alone(given, cohort.width_bits[i]))
+            delta, losses = update(w, cohort.batches(i), client_step.alone(given))
             yield slice(i, i + 1), picked(delta, None), pad(losses, (0, cohort.local_steps - len(losses)))[None]

@@ -60,14 +60,14 @@ class Stacked(Engine):
         return walk(update, self.mapped[client_step.mapped], w, given, cohort)
 
 
-def _bound(mapped: Callable[..., Any], given: Any, width_bits: Tensor) -> Callable[..., Any]:
-    return lambda w, xi: mapped(w, given, width_bits, xi)
+def _bound(mapped: Callable[..., Any], given: Any) -> Callable[..., Any]:
+    return lambda w, xi: mapped(w, given, xi)
 
 
 def _unsegmented(update: Callable[..., Any], mapped: Callable[..., Any], w: Any, given: Any,
                  cohort: Any) -> tuple[Any, Tensor]:
     batches = [cohort.stacked_batch(k) for k in range(cohort.local_steps)]
-    return cast(tuple[Any, Tensor], update(w, batches, _bound(mapped, given, cohort.width_bits)))
+    return cast(tuple[Any, Tensor], update(w, batches, _bound(mapped, given)))
 
 
 def _segmented(update: Callable[..., Any], mapped: Callable[..., Any], w: Any, given: Any,
@@ -81,7 +81,7 @@ def _segmented(update: Callable[..., Any], mapped: Callable[..., Any], w: Any, g
         active = torch.tensor(segment.clients, device=cohort.index.device)
         batches = [cohort.stacked_batch(k, active, segment.rows) for k in segment.local_steps]
         w_i = pytree.tree_map(torch.add, picked(w, active), picked(deltas, active))
-        delta, loss = update(w_i, batches, _bound(mapped, picked(given, active), cohort.width_bits[active]))
+        delta, loss = update(w_i, batches, _bound(mapped, picked(given, active)))
         pytree.tree_map(lambda total, part, active=active: total.index_add_(0, active, part), deltas, delta)
         losses[active, segment.local_steps.start:segment.local_steps.stop] = loss.to(losses.dtype)
     return deltas, losses

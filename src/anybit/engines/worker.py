@@ -167,7 +167,7 @@ def _train(job: Job, w: Any, given: Any, cohort: Any, client: int, place: Any) -
             yield batch
 
     try:
-        local_step = job.client_step.alone(given, cohort.width_bits[client])
+        local_step = job.client_step.alone(given)
         delta, losses = job.update(w, counted_batches(), local_step)
         for target, value in zip(pytree.tree_leaves(place), pytree.tree_leaves(delta), strict=True):
             target.copy_(value)

@@ -8,7 +8,8 @@ safetensors has no type below 8 bits, so a quantized weight is a U8 bit stream (
 * every other parameter and buffer under its own name, as it is
 
 Metadata (text): `format` "anybit-archive-1" · `width` · `packed` JSON {NAME: {bits, low, shape}} · `activations` JSON
-{SITE: {bits, low, high}} · `sha256` of all tensor bytes in file order. The weight is step · (codes + low), in float32.
+{SITE: {bits, low, high}} · `sha256` of all tensor bytes in file order. The weight is step · (codes + low), in float32;
+low and high are whole numbers, or lie halfway between two (−1.5).
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def write_archive(path: Path, subject: Subject, width: Width) -> None:
         if (bits := subject.bits(site, width)) != FLOAT:
             grid = subject.grid(site, width)
             tensors[f"{site}.step"] = grid.step
-            activations[site] = {"bits": bits, "low": int(grid.low), "high": int(grid.high)}
-    packed = {name: {"bits": q.bits, "low": q.low, "shape": list(q.codes.shape)} for name, q in quantized.items()}
+            activations[site] = {"bits": bits, "low": _number(grid.low), "high": _number(grid.high)}
+    packed = {name: {"bits": q.bits, "low": _number(q.low), "shape": list(q.codes.shape)} for name, q in quantized.items()}
     save(path, tensors, {"format": FORMAT, "width": str(width), "packed": json.dumps(packed),
                          "activations": json.dumps(activations), "steps": subject.steps})
 
@@ -64,10 +65,16 @@ def read_archive(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return {**rest, **weights}, {"width": metadata.get("width", ""), "activations": sites}
 
 
+def _number(level: Tensor | float) -> float:
+    """Return a level as JSON has it: −2 without a point, −1.5 with one."""
+    value = float(level)
+    return int(value) if value.is_integer() else value
+
+
 def _weight(tensors: Mapping[str, Tensor], name: str, entry: Mapping[str, Any]) -> Tensor:
     bits, low, shape = entry["bits"], entry["low"], torch.Size(entry["shape"])
     stream, step = tensors[name], tensors[f"{name}.step"]
-    if bits not in BITS or not -(2**bits) < low <= 0 or any(n < 0 for n in shape):
+    if bits not in BITS or not -(2**bits) < low <= 0 or 2 * low % 1 or any(n < 0 for n in shape):
         raise ValueError(f"'{name}' cannot have {bits} bits from {low} and shape {tuple(shape)}")
     # Any other shape would broadcast: a small file could ask for all memory.
     if step.dtype != torch.float32 or step.shape not in (torch.Size(()), torch.Size((*shape[:1], *[1] * (len(shape) - 1)))):

@@ -88,10 +88,11 @@ def _quantized(subject: Subject, width: Width, outputs: dict[str, Grid]) -> nn.M
                              "bits with one step size per tensor; use --runtime onnx")
         if isinstance(layer, nn.modules.conv._ConvTransposeNd) or 0 in (weight.low, subject.grid(site, width).low):
             raise ModelError(f"layer '{name}': XNNPACK has no signed 8-bit {type(layer).__name__}; use --runtime onnx")
-        codes = torch.from_numpy(weight.codes.astype("int16") + weight.low).to(torch.int8)
+        low = weight.integers().low
+        codes = torch.from_numpy(weight.codes.astype("int16") + low).to(torch.int8)
         step_sizes = tuple(float(s) for s in (weight.step, subject.grid(site, width).step, outputs[name].step))
         parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, _Layer(layer, codes, step_sizes, weight.low))
+        setattr(model.get_submodule(parent), leaf, _Layer(layer, codes, step_sizes, low))
     return model
 
 

@@ -5,7 +5,8 @@
 * A linear layer is a MatMulInteger, whose 32-bit sums become floats.
 
 Activations below 8 bits are clipped to their grid, then quantized in 8 bits with the same step size. Weights are uint8 or
-int8: x86 processors multiply uint8 by int8 fastest, browsers refuse int8 with zero point 0.
+int8: x86 processors multiply uint8 by int8 fastest, browsers refuse int8 with zero point 0. Half-integer levels, of either,
+are odd numbers at half the step size.
 """
 
 from __future__ import annotations
@@ -80,12 +81,27 @@ def _quantize(editor: Editor, use: Use, weight: _Weight | None, activations: Act
 
 def _on_grid(editor: Editor, x: str, grid: Grid, prefix: str) -> tuple[str, str, str]:
     """Return the names of (x as uint8, step size, zero point); x is first clipped to a grid that does not fill uint8."""
+    if grid.offset:
+        x, grid = _halfway(editor, x, float(grid.step), prefix), _whole(grid)
     low, high, step = int(grid.low), int(grid.high), np.float32(grid.step)
     if (low, high) not in ((0, 255), (-CENTRE, CENTRE - 1)):
         edges = [editor.constant(np.array(step * np.float32(n))) for n in (low, high)]
         x = editor.node("Clip", [x, *edges], f"{prefix}.k")
     step_name, zero = editor.constant(np.array(step)), editor.constant(np.array(0 if low == 0 else CENTRE, np.uint8))
     return editor.node("QuantizeLinear", [x, step_name, zero], f"{prefix}.u"), step_name, zero
+
+
+def _halfway(editor: Editor, x: str, step: float, prefix: str) -> str:
+    """Round x to half-integer levels: step · (⌊x/step − ½⌉ + ½); 8 bits hold more of them than any such grid has."""
+    half, zero = editor.constant(np.array(step / 2, np.float32)), editor.constant(np.array(CENTRE, np.uint8))
+    on_step = [editor.constant(np.array(step, np.float32)), zero]
+    below = editor.node("QuantizeLinear", [editor.node("Sub", [x, half], f"{prefix}.l"), *on_step], f"{prefix}.m")
+    return editor.node("Add", [editor.node("DequantizeLinear", [below, *on_step], f"{prefix}.n"), half], f"{prefix}.h")
+
+
+def _whole(grid: Grid) -> Grid:
+    """Return the grid with whole numbers as levels."""
+    return Grid(grid.step / 2, 2 * grid.low, 2 * grid.high) if grid.offset else grid
 
 
 def _replace_input(editor: Editor, node: Any, grid: Grid, number: int) -> None:
@@ -140,12 +156,12 @@ def _integer_product(editor: Editor, use: Use, weight: _Weight, grid: Grid, numb
 
 
 def bias_scale(weight: QuantizedWeight, grid: Grid) -> np.ndarray:
-    """Return input step · weight step, per tensor or per channel."""
-    return np.asarray(_flat_step(weight) * np.float32(grid.step), np.float32)
+    """Return input step · weight step of the whole numbers that are multiplied, per tensor or per channel."""
+    return np.asarray(_flat_step(weight) * np.float32(_whole(grid).step), np.float32)
 
 
 def _flat_step(weight: QuantizedWeight) -> np.ndarray:
-    step = weight.step.numpy().astype(np.float32)
+    step = weight.integers().step.numpy().astype(np.float32)
     return step.reshape(-1) if step.ndim else step
 
 

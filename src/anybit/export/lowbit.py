@@ -5,7 +5,7 @@ otherwise one packed bit stream per bit-width, which standard nodes unpack. Runt
 
 * float weights (weight-only): step · (codes + low), also computed once at load;
 * the operand of an integer kernel (weights and activations): the codes as uint8 with zero point −low, or codes + low as
-  int8 with zero point 0.
+  int8 with zero point 0; of half-integer levels, twice that (see `QuantizedWeight.integers`).
 """
 
 from __future__ import annotations
@@ -135,7 +135,9 @@ def operands(editor: Editor, weights: Mapping[str, QuantizedWeight], opset: int,
     """Return {parameter: (name of its integers, their zero point)}."""
     out = {}
     for name, codes in store_codes(editor, weights, opset).items():
-        low = weights[name].low
+        factor, low, _ = weights[name].integers()
+        if factor == 2:
+            codes = editor.node("BitShift", [codes, editor.constant(np.array(1, np.uint8))], f"{name}.d", direction="LEFT")
         if signed and low < 0:
             unsigned = editor.cast(codes, "INT32", f"{name}.w")
             centred = editor.node("Add", [unsigned, editor.constant(np.array(low, np.int32))], f"{name}.m")

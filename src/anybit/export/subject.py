@@ -6,13 +6,13 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anybit.config import Config
+from anybit.config import Config, chosen
 from anybit.data.examples import Data
 from anybit.environment import environment
 from anybit.errors import ConfigError, RunError
@@ -31,14 +31,30 @@ from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task
 
 
+class Integers(NamedTuple):
+    """A weight in whole numbers alone: Q(w) = step · (factor · codes + low)."""
+
+    factor: int
+    low: int
+    step: Tensor
+
+
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight on its grid: Q(w) = step · (codes + low)."""
+    """A weight on its grid: Q(w) = step · (codes + low); low is a whole number, or lies halfway between two."""
 
     codes: Codes
     step: Tensor
-    low: int
+    low: float
     bits: int
+
+    def integers(self) -> Integers:
+        """Return the weight as integer kernels take it: half-integer levels are odd numbers at half the step size.
+
+        At 2 bits step · (codes − 1½) = step/2 · (2 · codes − 3). Files hold the codes themselves, in `bits` bits.
+        """
+        factor = 1 if self.low == int(self.low) else 2
+        return Integers(factor, int(factor * self.low), self.step / factor)
 
 
 @dataclass(frozen=True)
@@ -95,7 +111,7 @@ class Subject:
         for name in (f"{layer}.weight" for layer in self.layers):
             if (bits := self.bits(f"{name}_quantizer", width)) != FLOAT:
                 grid = self.grid(f"{name}_quantizer", width)
-                out[name] = QuantizedWeight(codes(w[name], grid).numpy().astype(np.uint8), grid.step, int(grid.low), bits)
+                out[name] = QuantizedWeight(codes(w[name], grid).numpy().astype(np.uint8), grid.step, float(grid.low), bits)
         return out
 
     def untrained(self, width: Width) -> str:
@@ -140,7 +156,8 @@ def _environment(folder: RunFolder) -> Mapping[str, Any]:
 
 
 def _evaluator(task: Task, config: Config, model: nn.Module) -> Evaluator:
-    return build_evaluator(replace(task, model=model.eval()).to(torch.device("cpu")), config)
+    task = replace(task, model=model.eval()).to(torch.device("cpu"))
+    return build_evaluator(task, chosen(config, task.variant.choices))
 
 
 def _trained_activations(evaluator: Evaluator, rule: StepRule) -> bool:
@@ -156,7 +173,8 @@ def _subject(evaluator: Evaluator, config: Config, known: StepTable, rule: StepR
     text = words.get(rule, f"estimated from the trained model ({rule})")
     if measured:
         with computing(config):
-            calibrated = activation_table(evaluator.model, config.sites, w, evaluator.images, config.ranges.activations)
+            calibrated = activation_table(evaluator.model, evaluator.sites, w, evaluator.images,
+                                          evaluator.ranges.activations)
         table, text = table.merged(calibrated), f"{text}; activations measured on {len(evaluator.images)} training images"
     return Subject(evaluator.model, evaluator, table, text, title, config)
 

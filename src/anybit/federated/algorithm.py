@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from anybit.federated.cohort import Batch, Cohort
-from anybit.federated.server import Server
+from anybit.federated.server import Pace, Server
 from anybit.federated.state import Given, LogSteps, State, Trainable
 from anybit.quant.ranges import all_bits
 from anybit.tensors import Part, Tensors, Tree
 
-Loss = Callable[[Trainable, Given, Tensor, Batch], tuple[Tensor, Tensor]]
-"""(w, given, width, ξ) → (the objective f*, the mean loss on ξ, which is reported)."""
+Loss = Callable[[Trainable, Given, Batch], tuple[Tensor, Tensor]]
+"""(w, given, ξ) → (the objective f*, the mean loss on ξ, which is reported)."""
 
 BoundLoss = Callable[[Trainable, Batch], tuple[Tensor, Tensor]]
 """Loss of one client: (w, ξ) → the same."""
@@ -31,8 +31,16 @@ LocalStep = Callable[[Tree, Batch], tuple[Tree, Tensor]]
 MapClients = Callable[[Callable[..., Any], "ClientStep", Trainable, Given, Cohort], Iterable[Part]]
 """Engine: runs `client_update` with the client step for every client of the cohort, in parts, in order."""
 
+Projection = Callable[[dict[str, Tensor], Tensors], dict[str, Tensor]]
+"""(w after the server's step, the step sizes of the round) → w that is kept."""
+
 Combine = Callable[[Iterable[Part], Tensor, Tensor], tuple[Trainable, Tensor]]
-"""(parts, the clients' bits, their weighting) → (Δ_t, losses)."""
+"""(parts, the bits of every client and local step, the clients' weighting) → (Δ_t, losses)."""
+
+
+def unprojected(w: dict[str, Tensor], step_sizes: Tensors) -> dict[str, Tensor]:
+    """Keep w as it is."""
+    return w
 
 
 def client_update(w: Tree, batches: Iterable[Batch], local_step: LocalStep[Tree]) -> tuple[Tree, Tensor]:
@@ -58,9 +66,9 @@ class Rates(NamedTuple):
     """Largest norm of the weights' gradient; none: unlimited."""
 
 
-def sgd_step(w: Trainable, given: Given, width: Tensor, xi: Batch, loss: Loss, rates: Rates) -> tuple[Trainable, Tensor]:
+def sgd_step(w: Trainable, given: Given, xi: Batch, loss: Loss, rates: Rates) -> tuple[Trainable, Tensor]:
     """Return w − η_c·∇f*(w; ξ) and f(w; ξ). A padded batch has ξ.real = 0 and changes nothing."""
-    gradient, value = torch.func.grad(loss, has_aux=True)(w, given, width, xi)
+    gradient, value = torch.func.grad(loss, has_aux=True)(w, given, xi)
     return descended(w, clipped(gradient, rates.clip), rates, lambda p, rate, slope: p - rate * xi.real * slope), value
 
 
@@ -106,25 +114,38 @@ def clipped(g: Trainable, most: float | None) -> Trainable:
 class ClientStep:
     """A local step in two forms of the same computation."""
 
-    mapped: Callable[[Trainable, Given, Tensor, Batch], tuple[Trainable, Tensor]]
-    """Form for vmap, compile and capture: (w, given, width, ξ), all of them tensors."""
-    alone: Callable[[Given, Tensor], LocalStep[Trainable]]
-    """Form for one client: (given, its width) → its local step, planned once for all its batches."""
+    mapped: Callable[[Trainable, Given, Batch], tuple[Trainable, Tensor]]
+    """Form for vmap, compile and capture: (w, given, ξ), all of them tensors."""
+    alone: Callable[[Given], LocalStep[Trainable]]
+    """Form for one client: given → its local step, planned once for all its batches of a width."""
 
 
-def federated_round(state: State, given: Given, cohort: Cohort, client_step: ClientStep, server: Server,
-                    map_clients: MapClients, weighting: Tensor, combine: Combine | None = None) -> tuple[State, Tensor]:
+class RoundInputs(NamedTuple):
+    """Inputs of a round beside the state, laid out on the host."""
+
+    given: Given
+    cohort: Cohort
+    weighting: Tensor
+    pace: Pace
+
+
+def federated_round(state: State, inputs: RoundInputs, client_step: ClientStep, server: Server, map_clients: MapClients,
+                    combine: Combine | None = None, project: Projection = unprojected) -> tuple[State, Tensor]:
     """Run one round: all clients of the cohort in parallel, the mean of their deltas, the server's step."""
+    cohort, given = inputs.cohort, inputs.given.at(state.w)
     parts = map_clients(client_update, client_step, state.trainable, given, cohort)
-    delta, losses = (combine or mean_delta)(parts, cohort.width_bits, weighting)  # Δ_t = 1/|S| Σ (w_{t,K} − w_{t,0})
-    return server_update(state, delta, server), losses            # w_{t+1} ← w_t + η_s·Δ_t
+    # Δ_t = 1/|S| Σ (w_{t,K} − w_{t,0})
+    delta, losses = (combine or mean_delta)(parts, cohort.width_bits, inputs.weighting)
+    return server_update(state, delta, server, inputs.pace, given, project), losses
 
 
-def server_update(state: State, delta: Trainable, server: Server) -> State:
+def server_update(state: State, delta: Trainable, server: Server, pace: Pace, given: Given,
+                  project: Projection = unprojected) -> State:
     """Return the state after the server optimizer's step on the weights; log step sizes move by their mean delta."""
-    optimizer, w = server.step(state.optimizer, state.w, delta.w)
-    return state._replace(w=w, optimizer=optimizer,
-                          log_steps=pytree.tree_map(torch.add, state.log_steps, delta.log_steps))
+    optimizer, w = server.step(state.optimizer, state.w, delta.w, pace.rate)       # w_{t+1} ← w_t + η_s·Δ_t
+    w = project(w, given.step_sizes)
+    average = {n: w[n] + pace.keep.to(mean.dtype) * (mean - w[n]) for n, mean in state.average.items()}
+    return State(w, pytree.tree_map(torch.add, state.log_steps, delta.log_steps), optimizer, average)
 
 
 def mean_delta(parts: Iterable[Part], width_bits: Tensor, weighting: Tensor,
@@ -152,10 +173,10 @@ def summed(deltas: Tensors, share: Tensor) -> dict[str, Tensor]:
 def mean_where_trained(sums: LogSteps, width_bits: Tensor) -> LogSteps:
     """Divide every summed log Δ_b by the number of clients that trained at b (at least 1)."""
     def mean(steps: Tensors, bits: Tensor) -> dict[str, Tensor]:
-        trained = bits[:, None] == all_bits(bits.device)
+        trained = (bits[:, :, None] == all_bits(bits.device)).any(1)
         return {site: value / trained.to(value.dtype).sum(0).clamp_min(1).reshape(-1, *[1] * (value.dim() - 1))
                 for site, value in steps.items()}
-    return LogSteps(*(mean(steps, bits) for steps, bits in zip(sums, width_bits.unbind(1), strict=True)))
+    return LogSteps(*(mean(steps, bits) for steps, bits in zip(sums, width_bits.unbind(2), strict=True)))
 
 
 def client_weighting(cohort: Cohort, by_examples: bool = False) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils import _pytree as pytree
 
-from anybit.quant.grid import Width
+from anybit.quant.grid import FLOAT, Width
 from anybit.randomness import generator, key
 from anybit.tensors import moved, picked
 
@@ -26,6 +26,8 @@ class Batch(NamedTuple):
     real: Tensor
     key: Tensor
     local_step: Tensor
+    width: Tensor
+    """Bits of weights and activations."""
 
 
 class Segment(NamedTuple):
@@ -40,14 +42,16 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients of one round; index and rows are (client, local step, row), other tensors have the client first."""
+    """The clients of one round. All tensors have the client first; index and rows are (client, local step, row)."""
 
     round: int
     clients: tuple[int, ...]
     widths: tuple[Width, ...]
+    """Width of each client; where its local steps have widths of their own, the largest that it can have."""
     examples: tuple[int, ...]
     """Number of examples of each client."""
     width_bits: Tensor
+    """Bits of weights and activations: (client, local step, 2)."""
     index: Tensor
     rows: Tensor
     keys: Tensor
@@ -57,8 +61,8 @@ class Cohort:
         steps = self.local_steps if padded else int((self.counts[clients] > 0).sum(1).max())
         rows = self.rows.shape[2] if padded else int(self.counts[clients].max())
         return Cohort(self.round, self.clients[clients], self.widths[clients], self.examples[clients],
-                      self.width_bits[clients], self.index[clients, :steps, :rows], self.rows[clients, :steps, :rows],
-                      self.keys[clients])
+                      self.width_bits[clients, :steps], self.index[clients, :steps, :rows],
+                      self.rows[clients, :steps, :rows], self.keys[clients])
 
     def chosen(self, clients: Sequence[int]) -> Cohort:
         """Return the clients at these positions, padded to the longest of them."""
@@ -82,15 +86,16 @@ class Cohort:
             n = int(self.rows[client, k].sum())
             if n:
                 ones = torch.ones(n, device=self.index.device)
-                out.append(Batch(self.index[client, k, :n], ones, ones[0], self.keys[client], self._count(k)))
+                out.append(Batch(self.index[client, k, :n], ones, ones[0], self.keys[client], self._count(k),
+                                 self.width_bits[client, k]))
         return out
 
     def stacked_batch(self, k: int, clients: Tensor | None = None, rows: int | None = None) -> Batch:
         """Return the batches of local step k of all clients (or of those at these positions), padded (to `rows`)."""
-        index, real, keys = self.index[:, k, :rows], self.rows[:, k, :rows], self.keys
+        index, real, keys, widths = self.index[:, k, :rows], self.rows[:, k, :rows], self.keys, self.width_bits[:, k]
         if clients is not None:
-            index, real, keys = index[clients], real[clients], keys[clients]
-        return Batch(index, real, real.amax(1), keys, self._count(k).expand(len(keys)))
+            index, real, keys, widths = index[clients], real[clients], keys[clients], widths[clients]
+        return Batch(index, real, real.amax(1), keys, self._count(k).expand(len(keys)), widths)
 
     @cached_property
     def counts(self) -> np.ndarray:
@@ -120,11 +125,11 @@ def join(cohorts: Sequence[Cohort]) -> Cohort:
     """Join the clients of several cohorts, one cohort after another, padded to the longest."""
     steps, rows = max(c.local_steps for c in cohorts), max(c.rows.shape[2] for c in cohorts)
 
-    def padded(tensor: Tensor) -> Tensor:
-        return pad(tensor, (0, rows - tensor.shape[2], 0, steps - tensor.shape[1]))
+    def padded(tensor: Tensor, rows: int = rows, value: int = 0) -> Tensor:
+        return pad(tensor, (0, rows - tensor.shape[2], 0, steps - tensor.shape[1]), value=value)
 
     return Cohort(cohorts[0].round, sum((c.clients for c in cohorts), ()), sum((c.widths for c in cohorts), ()),
-                  sum((c.examples for c in cohorts), ()), torch.cat([c.width_bits for c in cohorts]),
+                  sum((c.examples for c in cohorts), ()), torch.cat([padded(c.width_bits, 2, FLOAT) for c in cohorts]),
                   torch.cat([padded(c.index) for c in cohorts]), torch.cat([padded(c.rows) for c in cohorts]),
                   torch.cat([c.keys for c in cohorts]))
 
@@ -139,8 +144,18 @@ def sample_clients(seed: int, round: int, clients: int, size: int) -> tuple[int,
     return tuple(int(i) for i in generator(seed, "cohort", round).choice(clients, size, replace=False))
 
 
+StepWidths = Callable[[int, int, int, Width, int], Sequence[Width]]
+"""(seed, round, client, its width, number of local steps) → the width of every local step."""
+
+
+def same_width(seed: int, round: int, client: int, width: Width, count: int) -> list[Width]:
+    """Give every local step the client's width."""
+    return [width] * count
+
+
 def build_cohort(seed: int, round: int, clients: Sequence[int], widths: Sequence[Width],
-                 split: Sequence[np.ndarray] | Mapping[int, np.ndarray], batch_size: int, epochs: int) -> Cohort:
+                 split: Sequence[np.ndarray] | Mapping[int, np.ndarray], batch_size: int, epochs: int,
+                 step_widths: StepWidths = same_width) -> Cohort:
     """Draw every client's batch order and lay the batches out as (client, local step, row), padded to the longest client.
 
     On the host, while the device is busy with the round before.
@@ -156,7 +171,11 @@ def build_cohort(seed: int, round: int, clients: Sequence[int], widths: Sequence
             rows[i, epoch].reshape(-1)[:len(examples)] = 1
     keys = [key(seed, "client", round, client) for client in clients]
     index, rows = _without_gaps(index, rows) if epochs > 1 else (index[:, 0], rows[:, 0])
-    return Cohort(round, tuple(clients), tuple(widths), tuple(len(split[c]) for c in clients), torch.tensor(widths),
+    bits = np.full((*index.shape[:2], 2), FLOAT)
+    for i, (client, width) in enumerate(zip(clients, widths, strict=True)):
+        count = int(rows[i, :, 0].sum())
+        bits[i, :count] = step_widths(seed, round, client, width, count)
+    return Cohort(round, tuple(clients), tuple(widths), tuple(len(split[c]) for c in clients), torch.from_numpy(bits),
                   torch.from_numpy(index), torch.from_numpy(rows), torch.tensor(keys))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 import torch
@@ -16,7 +17,7 @@ from anybit.federated.state import Given, Trainable
 from anybit.federated.variants import Variant, Weights
 from anybit.quant.grid import Width, limits
 from anybit.quant.ranges import StepTable, all_bits
-from anybit.quant.single_client import SingleClientModel
+from anybit.quant.single_client import ModelAtWidth, SingleClientModel
 from anybit.quant.sites import bind, observed, quantizers, weight_sites
 from anybit.tensors import Tensors
 
@@ -40,9 +41,9 @@ def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExam
 
     With bf16, layers compute in bfloat16 (autocast); weights, their quantization and the loss stay in float32.
     """
-    def value(w: Trainable, given: Given, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
+    def value(w: Trainable, given: Given, xi: Batch) -> tuple[Tensor, Tensor]:
         def forward(step_sizes: Tensors, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-            tensors = w.w | bind(prepared, step_sizes, width, rows=xi.rows, key=xi.key, count=xi.local_step)
+            tensors = w.w | bind(prepared, step_sizes, xi.width, rows=xi.rows, key=xi.key, count=xi.local_step)
             return torch.func.functional_call(prepared, tensors, (inputs,)), observed(tensors)
         return objective(w, given, xi, forward)
 
@@ -51,12 +52,16 @@ def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExam
 
 
 def client_loss_alone(model: SingleClientModel, variant: Variant, data: Data, loss: PerExample, step_scale: Tensors,
-                      bf16: bool = False) -> Callable[[Given, Tensor], BoundLoss]:
-    """Make the same for one client outside vmap, at less cost: (given, width) → its f*(w; ξ)."""
-    def bound(given: Given, width: Tensor) -> BoundLoss:
-        at_width = model.at(Width(*width.tolist()), given.step_sizes, step_scale)
+                      bf16: bool = False) -> Callable[[Given], BoundLoss]:
+    """Make the same for one client outside vmap, at less cost: given → its f*(w; ξ)."""
+    def bound(given: Given) -> BoundLoss:
+        @functools.cache
+        def planned(width: Width) -> ModelAtWidth:
+            return model.at(width, given.step_sizes, step_scale)
 
         def value(w: Trainable, xi: Batch) -> tuple[Tensor, Tensor]:
+            at_width = planned(Width(*xi.width.tolist()))
+
             def forward(step_sizes: Tensors, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
                 return at_width(w.w, step_sizes, inputs, rows=xi.rows, key=xi.key, count=xi.local_step)
             return objective(w, given, xi, forward)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from anybit.errors import ModelError
-from anybit.quant.ranges import StepTable
-from anybit.quant.sites import quantizers
+from anybit.quant.grid import GridName, bounds
+from anybit.quant.ranges import StepTable, all_bits, root_mean_square
+from anybit.quant.sites import parameter_of, quantizers
 from anybit.tensors import Tensors
 
 
@@ -47,6 +49,12 @@ class Given(NamedTuple):
     """Δ of every site (Δ_start of learned ones), first dimension BITS."""
     strengths: tuple[Tensor, ...] = ()
     """λ of every penalty."""
+    start_rms: dict[str, Tensor] = {}  # noqa: RUF012 (never changed)
+    """Root mean square, at the start, of every weight whose step sizes follow it; a client gets none."""
+
+    def at(self, w: Tensors) -> Given:
+        """Return what clients get in a round that begins with the weights w."""
+        return Given(followed(self.step_sizes, self.start_rms, w), self.strengths) if self.start_rms else self
 
 
 class State(NamedTuple):
@@ -83,6 +91,29 @@ def unlearned(prepared: nn.Module, table: StepTable) -> LogSteps:
     return LogSteps(zeros("weights"), zeros("activations"))
 
 
-def learned_table(table: StepTable, log_steps: Tensors) -> StepTable:
-    """Return the table with the learned step sizes Δ = Δ_start·exp(log(Δ/Δ_start))."""
-    return table.merged(StepTable({site: table.steps[site] * value.exp() for site, value in log_steps.items()}))
+def trained_table(table: StepTable, w: Tensors, log_steps: Tensors) -> StepTable:
+    """Return the step sizes that belong to w: followed ones at its scale, learned ones Δ = Δ_start·exp(log(Δ/Δ_start))."""
+    steps = {**followed(table.steps, table.start_rms, w)}
+    return StepTable({**steps, **{site: steps[site] * value.exp() for site, value in log_steps.items()}})
+
+
+def followed(steps: Tensors, start_rms: Tensors, w: Tensors) -> dict[str, Tensor]:
+    """Return Δ_start·rms(w)/rms(w_0) of the weights in `start_rms`: a range that keeps its place in their distribution."""
+    def now(site: str) -> Tensor:
+        return root_mean_square(w[parameter_of(site)], start_rms[site].dim() > 0)
+    return {**steps, **{site: steps[site] * (now(site) / rms) for site, rms in start_rms.items()}}
+
+
+def projected(w: Tensors, step_sizes: Tensors, grids: Mapping[str, GridName]) -> dict[str, Tensor]:
+    """Return w with every weight of a site in `grids` clipped to its widest range, min_b Δ_b·low_b … max_b Δ_b·high_b.
+
+    A weight outside of all ranges gets no gradient at any low width, and would only drift.
+    """
+    out = dict(w)
+    for site, grid in grids.items():
+        name, steps = parameter_of(site), step_sizes[site]
+        low, high = (steps * end.to(steps.dtype).reshape(-1, *[1] * (steps.dim() - 1))
+                     for end in bounds(all_bits(steps.device), grid))
+        # A weight that was all zero had no range yet.
+        out[name] = torch.where((steps > 0).all(0), w[name].clamp(low.amin(0), high.amax(0)), w[name])
+    return out

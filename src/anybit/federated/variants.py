@@ -1,18 +1,22 @@
-"""The paper's variants of FedAvg: transform of the forward pass, widths of the clients, penalties, rules of step sizes.
+"""The variants of FedAvg: transform of the forward pass, widths, penalties, grids, rules of step sizes.
+
+The paper's, and carousel, which is our own.
 
 A new variant is a function that returns a `Variant`; nothing has to be registered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from anybit.errors import ConfigError
+from anybit.federated.cohort import StepWidths, same_width
 from anybit.quant.grid import FLOAT, Grid, SiteKinds, Transform, Width, check_bits, pseudo_noise, rounding
 from anybit.quant.modules import Observer
 from anybit.quant.penalty import kurtosis_gap
@@ -22,6 +26,9 @@ from anybit.tensors import Tensors
 
 WidthPolicy = Callable[[int, int, Sequence[int]], list[Width]]
 """(seed, round, clients) → the width of each client in that round."""
+
+WidthsOf = Literal["steps", "clients", "cohort"]
+"""Drawing from a list of bit-widths: every local step in turn, every client, or the clients of a cohort in turn."""
 
 StepRule = Literal["mse", "minmax", "cover", "rule", "table"]
 """Step rule at evaluation: estimate from the trained model (mse, minmax, cover), rescale from the training bit-width
@@ -51,16 +58,20 @@ class Variant:
     """Bit-widths at which it trains."""
     widths: WidthPolicy | None = None
     """Width of each client; none: full precision."""
+    step_widths: StepWidths = same_width
+    """Width of every local step of a client of some width."""
     penalties: tuple[tuple[float, Penalty], ...] = ()
     """(λ, P) of every penalty: the client's loss gets Σ λ·P."""
     observer: Observer | None = None
     """Statistic of every activation site, for the penalties."""
-    start: RangeRule = "minmax"
-    """Step rule at the start of the training."""
-    evaluate: StepRule = "mse"
-    """Step rule at evaluation, as in the paper's tables."""
     dropout: float = 0.0
     """Dropout before the last layer."""
+    evaluate: StepRule = "mse"
+    """Step rule at evaluation, as in the paper's tables."""
+    start: RangeRule = "minmax"
+    """Step rule of weights at the start of the training."""
+    choices: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Its choice of other settings that a config leaves open (see `Config.chosen`), e.g. {"sites.weight_grid": "narrow"}."""
 
     def widths_of(self, seed: int, round: int, clients: Sequence[int]) -> list[Width]:
         """Return the width of each client of a cohort."""
@@ -78,6 +89,35 @@ def sampled_width(sites: SiteKinds, bits: Sequence[int], keep: bool = False) -> 
         draws = (generator(seed, "width", 0 if keep else round, client).integers(len(bits)) for client in clients)
         return [Width.of(sites, bits[int(i)]) for i in draws]
     return policy
+
+
+def dealt_width(sites: SiteKinds, bits: Sequence[int]) -> WidthPolicy:
+    """Deal the list of bit-widths out to the cohort, shuffled anew in every round, and again where the cohort is longer."""
+    def policy(seed: int, round: int, clients: Sequence[int]) -> list[Width]:
+        return [Width.of(sites, b) for b in _shuffled(bits, len(clients), generator(seed, "deal", round))]
+    return policy
+
+
+def cycled_widths(weights: Sequence[int], activations: Sequence[int] = (FLOAT,)) -> StepWidths:
+    """Let the local steps of a client go through shuffled lists of bit-widths, of those that its own width reaches.
+
+    A device with b-bit hardware can compute on every coarser grid. Weights and activations have lists of their own.
+    """
+    def policy(seed: int, round: int, client: int, width: Width, count: int) -> list[Width]:
+        columns = []
+        for purpose, bits, most in zip(("cycle weights", "cycle activations"), (weights, activations), width, strict=True):
+            within = [b for b in bits if b <= most] or [most]
+            columns.append(_shuffled(within, count, generator(seed, purpose, round, client)))
+        return [Width(*pair) for pair in zip(*columns, strict=True)]
+    return policy
+
+
+def _shuffled(bits: Sequence[int], count: int, draw: np.random.Generator) -> list[int]:
+    """Return the first `count` of fresh permutations of a list, one after another."""
+    out: list[int] = []
+    while len(out) < count:
+        out += [bits[int(i)] for i in draw.permutation(len(bits))]
+    return out[:count]
 
 
 def weight_decay_penalty(w: Weights) -> Tensor:
@@ -128,6 +168,30 @@ def mqat(bits: Sequence[int] = (2, 3, 4, 6, 8, 32), sites: SiteKinds = "W", star
     """Make FedAvg with Q(·, b'), b' ~ U[B] per client and round; fixed: once per client (the paper's MQAT*)."""
     return Variant("mqat*" if fixed else "mqat", sites, rounding, _quantized_bits(bits),
                    sampled_width(sites, bits, keep=fixed), start=start, evaluate="table")
+
+
+def carousel(bits: Sequence[int] = (2, 2, 3, 3, 4, 6, 8, 32), sites: SiteKinds = "W",
+             activation_bits: Sequence[int] = (2, 3, 4, 6, 8, 32), widths: WidthsOf = "steps", cap: bool = False,
+             start: RangeRule = "rms") -> Variant:
+    """Make our own method: every local step at another width, on a grid without bias, in ranges that follow the weights.
+
+    bits: list of which every client goes through shuffled copies; what stands in it twice is trained twice as often ·
+    activation_bits: the same of activations, where `sites` has them · widths: "clients" and "cohort" are its rivals, one
+    width per client from the same list · cap: every client keeps a largest width, and goes through those up to it.
+    """
+    weights, activations = (_quantized_bits(b) if kind in sites else (FLOAT,)
+                            for kind, b in zip("WA", (bits, activation_bits), strict=True))
+    if cap and widths != "steps":
+        raise ConfigError(f"variant.cap: with widths = '{widths}' a client has one width, and no use for a cap")
+    listed = weights if "W" in sites else activations
+    policies: dict[WidthsOf, WidthPolicy | None] = {
+        "steps": sampled_width(sites, sorted({*listed}), keep=True) if cap else fixed_width(Width(FLOAT, FLOAT)),
+        "clients": sampled_width(sites, listed), "cohort": dealt_width(sites, listed)}
+    choices = {"sites.weight_grid": "centred", "ranges.follow": True, "ranges.project": True, "server.schedule": "linear",
+               **({"sites.activation_grid": "unsigned", "sites.quantize_image": False} if "A" in sites else {})}
+    return Variant("carousel", sites, rounding, tuple(sorted({*weights, *activations})), policies[widths],
+                   cycled_widths(weights, activations) if widths == "steps" else same_width, start=start,
+                   evaluate="table", choices=choices)
 
 
 def _quantized_bits(bits: Sequence[int]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from anybit.data.examples import Data, Examples, as_examples
 from anybit.errors import ConfigError
 from anybit.federated.algorithm import client_update
 from anybit.federated.cohort import build_cohort
-from anybit.federated.state import Trainable, learned_table, trainable_weights
+from anybit.federated.state import Trainable, trainable_weights, trained_table
 from anybit.federated.variants import Variant, mqat
 from anybit.files.schema import read
 from anybit.fleet.flower import ConfigRecord, RecordDict
@@ -48,7 +48,8 @@ def _train_client(computation: Computation, round: int, client: int, width: Widt
     """Train one client for a round; return the delta, and the loss of every local step."""
     config = computation.config
     cohort = build_cohort(config.seed, round, [client], [width], {client: np.arange(len(computation.task.data.train))},
-                          config.client.batch_size, config.client.epochs).to(computation.device)
+                          config.client.batch_size, config.client.epochs,
+                          computation.task.variant.step_widths).to(computation.device)
     ((_, deltas, losses),) = computation.engine.map_clients(client_update, computation.client_step(table), w,
                                                             computation.given(table), cohort)
     return picked(deltas, 0), losses[0]
@@ -117,7 +118,7 @@ class Device:
     def _score(self, width: Width, w: Trainable, table: StepTable) -> float:
         """Return the metric of the server's model at this device's width, on its examples."""
         sites: SiteKinds = "W" if width.activations == FLOAT else "WA"
-        finder = self.evaluator.finder(w.w, learned_table(table, w.log_steps.by_site()))
+        finder = self.evaluator.finder(w.w, trained_table(table, w.w, w.log_steps.by_site()))
         return self.evaluator.score(w.w, finder.table(self.evaluator.own_steps, sites), [width])[str(width)].metric
 
     def _trainable(self) -> Trainable:

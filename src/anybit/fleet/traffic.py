@@ -58,7 +58,7 @@ def unrounded_delta(arrays: Tensors, like: Trainable, bits: int) -> Trainable:
 
 
 def low_bit_weights(prepared: nn.Module, w: Tensors, table: StepTable, width: Width) -> dict[str, Tensor]:
-    """Return the model at a width: quantized weights as packed codes ⌊w/Δ⌉ − low, everything else as it is."""
+    """Return the model at a width: quantized weights as packed codes (see `codes`), everything else as it is."""
     out = {name: values.cpu() for name, values in w.items()}
     for parameter, site, steps in _quantized(prepared, table, width):
         out[parameter] = _packed(codes(w[parameter].cpu(), site.grid_at(width, steps.cpu())), site.bits_at(width))

@@ -77,7 +77,7 @@ class FleetRounds:
 
     def __init__(self, training: Training, devices: Devices) -> None:
         self.computation, self.devices, self.last_good = training.computation, devices, training.last_good
-        self.table, devices.round = training.table, training.round
+        self.given, devices.round = self.computation.given(training.table), training.round
 
     def __call__(self, state: State, round: int) -> RoundResult:
         """Run a round: ask a cohort until enough of it answers, then take the server's step."""
@@ -89,11 +89,14 @@ class FleetRounds:
         else:
             raise RunError(f"round {round + 1} had fewer than {options.minimum} good answers, {options.tries} times (see "
                            f"fleet.jsonl): fix the devices, or lower fleet.minimum{self.last_good()}")
-        cohort, parts = answered(round, updates, self.computation.device)
-        combine = combiner(self.computation.config.server)
-        delta, losses = combine(parts, cohort.width_bits, self.computation.weighting(cohort))
+        computation = self.computation
+        cohort, parts = answered(round, updates, computation)
+        combine = combiner(computation.config.server)
+        delta, losses = combine(parts, cohort.width_bits, computation.weighting(cohort))
         self.devices.round = round + 1
-        return RoundResult(server_update(state, delta, self.computation.server), losses, cohort)
+        state = server_update(state, delta, computation.server, computation.pace(round), self.given.at(state.w),
+                              computation.project)
+        return RoundResult(state, losses, cohort)
 
     def release(self) -> None:
         """Do nothing: the devices free their own memory."""
@@ -101,7 +104,7 @@ class FleetRounds:
     def _updates(self, state: State, round: int) -> list[Update]:
         """Ask a cohort to train; return the good answers, in the order of the cohort."""
         started, cohort, devices = time.monotonic(), self._sample(round), self.devices
-        arrays = {"w": to_record(state.trainable.named()), "steps": to_record(self.table.steps)}
+        arrays = {"w": to_record(state.trainable.named()), "steps": to_record(self.given.at(state.w).step_sizes)}
         questions = [devices.question(member, "train", arrays, width) for member, width in cohort]
         replies = devices.ask(questions)
         widths = {member.client: width for member, width in cohort}
@@ -126,16 +129,20 @@ class FleetRounds:
         return [(present[i], widths[i]) for i in chosen]
 
 
-def answered(round: int, updates: list[Update], device: torch.device) -> tuple[Cohort, list[Part]]:
+def answered(round: int, updates: list[Update], computation: Computation) -> tuple[Cohort, list[Part]]:
     """Return the cohort of the devices that answered, and their deltas and losses; short losses end in zeros."""
+    device, seed, widths = computation.device, computation.config.seed, computation.task.variant.step_widths
     count, local_steps = len(updates), max(len(u.losses) for u in updates)
     rows, parts = torch.zeros(count, local_steps, 1, device=device), list[Part]()
+    bits = torch.full((count, local_steps, 2), FLOAT, device=device)
     for i, update in enumerate(updates):
         rows[i, :len(update.losses)] = 1
+        bits[i, :len(update.losses)] = torch.tensor(
+            widths(seed, round, update.client, update.width, len(update.losses)), device=device)
         losses = pad(update.losses, (0, local_steps - len(update.losses)))
         parts.append((slice(i, i + 1), moved(picked(update.delta, None), device), losses[None].to(device)))
     cohort = Cohort(round, tuple(u.client for u in updates), tuple(u.width for u in updates),
-                    tuple(u.examples for u in updates), torch.tensor([u.width for u in updates], device=device),
+                    tuple(u.examples for u in updates), bits,
                     torch.zeros(count, local_steps, 1, dtype=torch.int64, device=device), rows,
                     torch.zeros(count, dtype=torch.int64, device=device))
     return cohort, parts
@@ -162,7 +169,7 @@ class Calibration:
                                            {"w": record, "candidates": to_record(candidates)}))
 
         seen = merged_seen(self._ask(members, "ranges", lambda reply: check_seen(reply, round, sites), {"w": record}))
-        return table_of(ranges_of(seen), rule, self.config.sites.activation_grid, errors_of).to(self.device)
+        return table_of(ranges_of(seen), rule, self.config.sites.grid("activations"), errors_of).to(self.device)
 
     def _ask(self, members: list[Member], kind: str, check: Callable[[Reply], T],
              arrays: dict[str, ArrayRecord]) -> list[T]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from anybit.errors import ModelError
 from anybit.quant import ranges
-from anybit.quant.grid import FLOAT, Grid, GridName, Width
+from anybit.quant.grid import FLOAT, Grid, GridName, Width, nearest
 from anybit.quant.modules import Observer
 from anybit.quant.penalty import kurtosis
 from anybit.quant.ranges import ActivationRule, RangeRule, StepTable
@@ -18,11 +18,25 @@ from anybit.quant.sites import SiteOptions, bind, observed, prepare, quantizers,
 from anybit.tensors import Tensors
 
 
-def weight_table(prepared: nn.Module, w: Tensors, rule: RangeRule, per_channel: bool) -> StepTable:
+def weight_table(prepared: nn.Module, w: Tensors, rule: RangeRule, per_channel: bool, spread: float) -> StepTable:
     """Estimate the step sizes of every weight site from the weights `w`."""
     with torch.no_grad():
-        return StepTable({site: ranges.weight_steps(w[name].detach(), rule, quantizers(prepared)[site].grid, per_channel)
-                          for site, name in weight_sites(prepared).items()})
+        return StepTable({site: ranges.weight_steps(w[name].detach(), rule, quantizers(prepared)[site].grid, per_channel,
+                                                    spread) for site, name in weight_sites(prepared).items()})
+
+
+def following(prepared: nn.Module, w: Tensors, table: StepTable, spread: float) -> StepTable:
+    """Return the table with the root mean square of every weight, whose step sizes follow it from now on.
+
+    A weight that is all zero has no scale: it gets the step sizes of one at 1, and is not rounded until it has one.
+    """
+    steps, start, sites = dict(table.steps), dict[str, Tensor](), quantizers(prepared)
+    for site, name in weight_sites(prepared).items():
+        rms = ranges.root_mean_square(w[name].detach(), steps[site].dim() > 1)
+        start[site] = torch.where(rms > 0, rms, 1.0)
+        at_one = ranges.rms_steps(torch.ones_like(rms), spread, sites[site].grid)
+        steps[site] = torch.where(rms > 0, steps[site], at_one)
+    return StepTable(steps, start)
 
 
 class ActivationRange(NamedTuple):
@@ -91,7 +105,7 @@ def ranges_of(seen: Tensors) -> dict[str, ActivationRange]:
 
 def activation_table(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor, rule: ActivationRule) -> StepTable:
     """Estimate the step sizes of every activation site on `images` with the full-precision model."""
-    return table_of(activation_ranges(model, options, w, images), rule, options.activation_grid,
+    return table_of(activation_ranges(model, options, w, images), rule, options.grid("activations"),
                     lambda candidates: activation_errors(model, options, w, images, candidates))
 
 
@@ -114,7 +128,7 @@ def activation_errors(model: nn.Module, options: SiteOptions, w: Tensors, images
     """Return Σ (Q(x) − x)² over `images` at every activation site, for every candidate step size and bit-width."""
     def observer(of_site: Tensor) -> Observer:
         def fold(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
-            return seen + ranges.squared_errors(x, of_site, options.activation_grid)
+            return seen + ranges.squared_errors(x, of_site, options.grid("activations"))
         return Observer(torch.zeros_like(of_site, dtype=torch.float64), fold)
 
     prepared = prepare(model, options=options).eval()
@@ -132,7 +146,7 @@ class LayerHealth(NamedTuple):
 
 def _fold_health(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
     """Add to (sum of kurtosis, sum of the share outside the grid, calls)."""
-    level = torch.round(x / grid.step)
+    level = nearest(x, grid)
     outside = ((level < grid.low) | (level > grid.high)).float().mean()
     return seen + torch.stack([kurtosis(x), outside, torch.ones_like(outside)])
 

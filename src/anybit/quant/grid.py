@@ -21,7 +21,11 @@ BITS = (2, 3, 4, 5, 6, 7, 8)
 FLOAT = 32
 """Bit-width of a tensor that is not quantized."""
 
-GridName = Literal["full", "narrow", "unsigned"]
+GridName = Literal["full", "narrow", "centred", "unsigned"]
+
+CENTRED = 4
+"""Most bits at which the centred grid has half-integer levels; with more it is the narrow one, where a zero costs little."""
+
 SiteKinds = Literal["W", "A", "WA"]
 
 
@@ -60,11 +64,16 @@ def check_bits(bits: int) -> int:
 
 
 class Grid(NamedTuple):
-    """The points step·low, …, step·high."""
+    """The points step·low, step·(low + 1), …, step·high; low is an integer, or lies halfway between two."""
 
     step: Tensor
     low: Tensor
     high: Tensor
+
+    @property
+    def offset(self) -> Tensor:
+        """0 where the levels are integers, ½ where they lie halfway between them."""
+        return self.low - self.low.floor()
 
 
 Transform = Callable[[Tensor, Grid, Callable[[], Tensor]], Tensor]
@@ -72,28 +81,36 @@ Transform = Callable[[Tensor, Grid, Callable[[], Tensor]], Tensor]
 
 
 def limits(bits: Tensor, grid: GridName) -> tuple[Tensor, Tensor]:
-    """Return the integer clip limits of each bit-width; 32 gets those of 8, as nothing is clipped there.
+    """Return the lowest and highest level of each bit-width; 32 gets those of 8, as nothing is clipped there.
 
-    full: −2^(b−1) … 2^(b−1)−1 (the paper's) · narrow: symmetric, one level less · unsigned: 0 … 2^b−1.
+    full: −2^(b−1) … 2^(b−1)−1 (the paper's) · narrow: symmetric, one level less · unsigned: 0 … 2^b−1 ·
+    centred: ±½, ±1½, … ±(2^(b−1)−½), symmetric with all levels and no zero, up to 4 bits, narrow above.
     """
     half = torch.exp2(bits.clamp(max=BITS[-1]).to(torch.float32) - 1)
     if grid == "full":
         return -half, half - 1
-    if grid == "narrow":
-        return 1 - half, half - 1
-    return torch.zeros_like(half), 2 * half - 1
+    if grid == "unsigned":
+        return torch.zeros_like(half), 2 * half - 1
+    top = half - 1 if grid == "narrow" else torch.where(bits <= CENTRED, half - 0.5, half - 1)
+    return -top, top
 
 
 @functools.cache
-def ends(bits: int, grid: GridName) -> tuple[int, int]:
-    """Return the clip limits of one bit-width as numbers."""
+def ends(bits: int, grid: GridName) -> tuple[float, float]:
+    """Return the limits of one bit-width as numbers."""
     low, high = limits(torch.tensor(bits), grid)
-    return int(low), int(high)
+    return float(low), float(high)
+
+
+def bounds(bits: Tensor, grid: GridName) -> tuple[Tensor, Tensor]:
+    """Return the ends of a grid's range, in steps: its limits; of half-integer levels, half a step further out."""
+    low, high = limits(bits, grid)
+    return low.floor(), high.ceil()
 
 
 def levels(bits: Tensor, grid: GridName) -> Tensor:
-    """Return high − low: 2^b − 1 for full and unsigned, 2^b − 2 for narrow."""
-    low, high = limits(bits, grid)
+    """Return the steps in a range: 2^b − 1 for full and unsigned, 2^b − 2 for narrow, 2^b for half-integer levels."""
+    low, high = bounds(bits, grid)
     return high - low
 
 
@@ -108,13 +125,22 @@ def round_through(x: Tensor) -> Tensor:
 
 
 def quantize(x: Tensor, grid: Grid) -> Tensor:
-    """Return Q(x) = Δ·clip(⌊x/Δ⌉, low, high). The gradient passes through the rounding and is 0 where x is clipped."""
-    return grid.step * torch.clamp(round_through(x / grid.step), grid.low, grid.high)
+    """Return Q(x) = Δ·clip(⌊x/Δ − o⌉ + o, low, high), o = 0 or ½ (see `Grid.offset`).
+
+    The gradient passes through the rounding and is 0 where x is clipped.
+    """
+    offset = grid.offset
+    return grid.step * torch.clamp(round_through(x / grid.step - offset) + offset, grid.low, grid.high)
+
+
+def nearest(x: Tensor, grid: Grid) -> Tensor:
+    """Return ⌊x/Δ − o⌉ + o: the level next to x, also beyond the grid's ends."""
+    return torch.round(x / grid.step - grid.offset) + grid.offset
 
 
 def codes(x: Tensor, grid: Grid) -> Tensor:
-    """Return clip(⌊x/Δ⌉, low, high) − low: the number of the level, from 0; Q(x) = Δ·(code + low)."""
-    return torch.clamp(torch.round(x / grid.step), grid.low, grid.high) - grid.low
+    """Return the number of x's level, from 0; Q(x) = Δ·(code + low)."""
+    return torch.clamp(nearest(x, grid), grid.low, grid.high) - grid.low
 
 
 def rounding(x: Tensor, grid: Grid, draw: Callable[[], Tensor]) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -11,18 +11,21 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from anybit.errors import RunError
-from anybit.quant.grid import BITS, GridName, ends, levels, limits, rescaled
+from anybit.quant.grid import BITS, GridName, bounds, ends, levels, limits, rescaled
 
-RangeRule = Literal["minmax", "cover", "mse", "lsq"]
+RangeRule = Literal["minmax", "cover", "mse", "lsq", "rms"]
 """minmax: (2^b−1)·Δ_b = max − min · cover: the smallest Δ_b that clips nothing · mse: least squared error ·
-lsq: Δ_b = 2·mean|x|/√high, the start of learned step size quantization."""
+lsq: Δ_b = 2·mean|x|/√high, the start of learned step size quantization · rms: a range of ±`spread` root mean squares."""
 
 ActivationRule = Literal["minmax", "cover", "mse", "lsq", "running"]
 """The same for activations, and running: min-max of extremes that are averaged over batches of images."""
 
-CANDIDATES = 150
-"""Step sizes tried per bit-width by the MSE search: 1 % … 150 % of the min-max step size, as a tensor whose largest
-value is positive needs 1.5 times that step size to fit the full grid at 2 bits."""
+SPREAD = 2.5
+"""Root mean squares from 0 to the end of a weight's range, by the rule "rms"."""
+
+CANDIDATES = 300
+"""Step sizes tried per bit-width by the MSE search: 1 %, 2 %, … of the min-max step size, up to 150 % of it or to the
+step size that clips nothing, if that is larger: three times min-max for a tensor without negative values at 2 bits."""
 
 
 def all_bits(device: torch.device) -> Tensor:
@@ -42,7 +45,7 @@ def minmax_steps(low: Tensor, high: Tensor, grid: GridName) -> Tensor:
 
 def cover_steps(low: Tensor, high: Tensor, grid: GridName) -> Tensor:
     """Return the smallest Δ_b with low·Δ_b ≤ min and max ≤ high·Δ_b: nothing is clipped."""
-    bottom, top = (_like(limit, low) for limit in limits(all_bits(low.device), grid))
+    bottom, top = (_like(end, low) for end in bounds(all_bits(low.device), grid))
     down = torch.where(bottom < 0, -low.clamp(max=0) / bottom.abs().clamp_min(1), torch.zeros_like(bottom))
     return _positive(low, high, torch.maximum(down, high.clamp(min=0) / top))
 
@@ -52,6 +55,11 @@ def lsq_steps(mean: Tensor, grid: GridName) -> Tensor:
     return _positive(-mean, mean, 2 * mean / _like(limits(all_bits(mean.device), grid)[1], mean).sqrt())
 
 
+def rms_steps(rms: Tensor, spread: float, grid: GridName) -> Tensor:
+    """Return Δ_b of the range ±α, α = spread·rms: 2α/2^b for half-integer levels, α/(2^(b−1) − 1) on the narrow grid."""
+    return _positive(-rms, rms, 2 * spread * rms / _like(levels(all_bits(rms.device), grid), rms))
+
+
 def _positive(low: Tensor, high: Tensor, steps: Tensor) -> Tensor:
     """Return `steps`; for a constant tensor, whose range is 0, its value (or 1 for zeros), which represents it exactly."""
     largest = torch.maximum(low.abs(), high.abs())
@@ -59,11 +67,13 @@ def _positive(low: Tensor, high: Tensor, steps: Tensor) -> Tensor:
 
 
 def candidate_steps(low: Tensor, high: Tensor, grid: GridName) -> Tensor:
-    """Return the step sizes that the MSE search tries: (CANDIDATES, BITS, …)."""
-    fraction = torch.arange(1, CANDIDATES + 1, device=low.device) / 100
+    """Return the step sizes that the MSE search tries: (CANDIDATES, BITS, …); where the ladder ends early, its top again."""
     steps = minmax_steps(low, high, grid)
+    top = (cover_steps(low, high, grid) / steps).clamp_min(1.5)
+    rungs = (torch.arange(1, CANDIDATES + 1, device=low.device) / 100).reshape(-1, *[1] * steps.dim())
+    fraction = torch.cat([torch.minimum(rungs[:-1], top), top[None]])
     # A step size that underflows to 0 would stand for 32 bits.
-    return (fraction.reshape(-1, *[1] * steps.dim()) * steps).clamp_min(torch.finfo(steps.dtype).tiny)
+    return (fraction * steps).clamp_min(torch.finfo(steps.dtype).tiny)
 
 
 def best_steps(candidates: Tensor, errors: Tensor) -> Tensor:
@@ -80,13 +90,21 @@ def weight_range(w: Tensor, per_channel: bool) -> tuple[Tensor, Tensor]:
     return flat.amin(1).reshape(shape), flat.amax(1).reshape(shape)
 
 
-def weight_steps(w: Tensor, rule: RangeRule, grid: GridName, per_channel: bool = False) -> Tensor:
+def root_mean_square(w: Tensor, per_channel: bool = False) -> Tensor:
+    """Return √(mean w²): of all of w, or (C, 1, …) per output channel."""
+    dims = tuple(range(1, w.dim())) if per_channel else tuple(range(w.dim()))
+    return w.square().mean(dims, keepdim=per_channel).sqrt()
+
+
+def weight_steps(w: Tensor, rule: RangeRule, grid: GridName, per_channel: bool = False, spread: float = SPREAD) -> Tensor:
     """Return Δ_b of one weight tensor for every b in BITS: (7,), or (7, C, 1, …) per channel."""
     low, high = weight_range(w, per_channel)
     if rule == "minmax":
         return minmax_steps(low, high, grid)
     if rule == "cover":
         return cover_steps(low, high, grid)
+    if rule == "rms":
+        return rms_steps(root_mean_square(w, per_channel), spread, grid)
     if rule == "lsq":
         return lsq_steps(w.abs().flatten(1).mean(1).reshape(low.shape) if per_channel else w.abs().mean(), grid)
     candidates = candidate_steps(low, high, grid)
@@ -114,9 +132,9 @@ _AT_ONCE = 1 << 22
 """Levels looked up at once: many channels with many levels stay within some 100 MB."""
 
 
-def _level_errors(steps: Tensor, ordered: Tensor, sums: Tensor, low: int, high: int) -> Tensor:
+def _level_errors(steps: Tensor, ordered: Tensor, sums: Tensor, low: float, high: float) -> Tensor:
     """Return Σ_k (Δk)²·n_k − 2Δk·Σx_k for step sizes (candidate, row); sums: cumulated x and ones of the sorted rows."""
-    k = torch.arange(low, high + 1, device=steps.device)
+    k = torch.arange(low, high + 1, device=steps.device, dtype=steps.dtype)
     edges = (steps.T[:, :, None] * (k[:-1] + 0.5)).flatten(1)
     inner = torch.searchsorted(ordered, edges).reshape(len(ordered), len(steps), -1)
     ends = pad(pad(inner, (1, 0)), (0, 1), value=ordered.shape[1])
@@ -131,6 +149,8 @@ class StepTable:
     """Δ of every site at every bit-width: {site: tensor with BITS as first dimension}."""
 
     steps: Mapping[str, Tensor]
+    start_rms: Mapping[str, Tensor] = field(default_factory=dict)
+    """Root mean square at the start of every weight whose step sizes follow it; `steps` are those of the start."""
 
     def by_rule(self, base: int, grids: Mapping[str, GridName]) -> StepTable:
         """Return the table that keeps the ranges of the step sizes at `base` bits (see `rescaled`)."""
@@ -140,10 +160,11 @@ class StepTable:
 
     def merged(self, other: StepTable) -> StepTable:
         """Return this table with the sites of `other` added or replaced."""
-        return StepTable({**self.steps, **other.steps})
+        return StepTable({**self.steps, **other.steps}, {**self.start_rms, **other.start_rms})
 
     def to(self, device: torch.device) -> StepTable:
-        return StepTable({site: steps.to(device) for site, steps in self.steps.items()})
+        return StepTable(*({site: values.to(device) for site, values in part.items()}
+                           for part in (self.steps, self.start_rms)))
 
     def to_json(self) -> dict[str, dict[str, Any]]:
         """Return {site: {bits: step size, or a list per channel}}; float32 values survive the round trip exactly."""

@@ -7,6 +7,7 @@ differentiable operation, and parameters are put into the modules directly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,11 +25,12 @@ Shortcut = Callable[[Tensor], Tensor]
 
 
 def on_grid(x: Tensor, step: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """Return (Q(x), ∂Q/∂x): Δ·clip(⌊x/Δ⌉, low, high), and 1 where nothing is clipped, else 0.
+    """Return (Q(x), ∂Q/∂x): Δ·clip(⌊x/Δ − o⌉ + o, low, high), o = 0 or ½, and 1 where nothing is clipped, else 0.
 
     Both in x's type: the library handles bools one value at a time.
     """
-    level = (x / step).round_()
+    offset = low - math.floor(low)
+    level = (x / step).sub_(offset).round_().add_(offset) if offset else (x / step).round_()
     clipped = level.clamp(low, high)
     inside = level.eq_(clipped)
     return clipped.mul_(step), inside
@@ -139,7 +141,7 @@ def _shortcut(site: Quantizer, steps: Tensor | None, bits: int, learned: bool) -
         return None
     if site.transform is pseudo_noise:
         return lambda x: pseudo_noise(x, Grid(step, site.low, site.high), partial(site.draw, x.shape))
-    return HostGrid(step, float(low), float(high), site.kernel or on_grid)
+    return HostGrid(step, low, high, site.kernel or on_grid)
 
 
 def _fill(site: Quantizer, steps: Tensor | None, bits: int, rows: Tensor) -> None:

@@ -24,16 +24,22 @@ from anybit.quant.modules import LAYERS, KeyedDropout, Kind, Quantizer, put_in_p
 class SiteOptions:
     """Choice of the sites and their grids. The defaults are the paper's."""
 
-    weight_grid: GridName = "full"
-    activation_grid: GridName = "full"
+    weight_grid: GridName | None = None
+    """Grid of the weights; none: the variant's choice, the paper's full grid but for carousel."""
+    activation_grid: GridName | None = None
+    """Grid of the activations; none: the variant's choice."""
     per_channel: bool = False
     """One step size per output channel of a weight, instead of one per tensor."""
     first_last_bits: int | None = None
     """Bit-width of the first and last layer whenever the others are quantized; none: that of the others."""
-    quantize_image: bool = True
-    """The model's own input is an activation site."""
+    quantize_image: bool | None = None
+    """The model's own input is an activation site; none: the variant's choice, true but for carousel."""
     full_precision: tuple[str, ...] = ()
     """Names of layers (or of stray parameters) that stay in full precision."""
+
+    def grid(self, kind: Kind) -> GridName:
+        """Return the grid of a kind of sites."""
+        return (self.weight_grid if kind == "weights" else self.activation_grid) or "full"
 
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -48,9 +54,9 @@ def prepare(model: nn.Module, weights: Transform | None = None, activations: Tra
     last, instead = len(layers) - 1, dict[nn.Module, nn.Module]()
     for number, layer in enumerate(layers.values()):
         own_bits = options.first_last_bits if number in (0, last) else None
-        weight = Quantizer("weights", 2 * number, options.weight_grid, weights, own_bits)
-        activation = Quantizer("activations", 2 * number + 1, options.activation_grid, activations, own_bits,
-                               kept=number == 0 and not options.quantize_image)
+        weight = Quantizer("weights", 2 * number, options.grid("weights"), weights, own_bits)
+        activation = Quantizer("activations", 2 * number + 1, options.grid("activations"), activations, own_bits,
+                               kept=number == 0 and options.quantize_image is False)
         dropout = KeyedDropout(last_dropout, 2 * len(layers)) if number == last and last_dropout else nn.Identity()
         instead[layer] = quantized_layer(layer, weight, activation, dropout)
     put_in_place(model, instead.get)
@@ -107,7 +113,12 @@ def quantizers(model: nn.Module, kind: Kind | None = None) -> dict[str, Quantize
 
 def weight_sites(model: nn.Module) -> dict[str, str]:
     """Return {weight site: name of the parameter that it quantizes}."""
-    return {name: name.removesuffix("_quantizer") for name in quantizers(model, "weights")}
+    return {name: parameter_of(name) for name in quantizers(model, "weights")}
+
+
+def parameter_of(site: str) -> str:
+    """Return the name of the parameter that a weight site quantizes."""
+    return site.removesuffix("_quantizer")
 
 
 def step_shapes(model: nn.Module, options: SiteOptions, kind: Kind | None = None) -> dict[str, tuple[int, ...]]:

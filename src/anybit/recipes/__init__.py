@@ -1,7 +1,8 @@
 """Recipes: TOML files that describe runs. The ones that come with anybit lie beside this file.
 
-A recipe may extend another (`extends = "_base"`, relative to its own folder), with its tables merged over the other's. A
-table whose `name` changes is replaced completely, because the arguments of one variant mean nothing to another.
+A recipe may extend another, with its tables merged over the other's: one in its own folder (`extends = "_base"`), or one
+of anybit's by name (`extends = "paper/cifar10-resnet20/mqat"`). A table whose `name` changes is replaced completely, because
+the arguments of one variant mean nothing to another.
 """
 
 from __future__ import annotations
@@ -91,9 +92,9 @@ def _load(path: Path, depth: int) -> dict[str, Any]:
         return content
     if not isinstance(base, str) or not _INSIDE.fullmatch(base):
         raise ConfigError(f"{path} extends {str(base)[:60]!r}: name a recipe in the same folder or below it, without '..'")
-    parent = path.parent / f"{base}.toml"
-    if not parent.is_file():
-        raise ConfigError(f"{path} extends '{base}', but {parent} does not exist")
+    parent = next((file for file in (path.parent / f"{base}.toml", HOME / f"{base}.toml") if file.is_file()), None)
+    if parent is None:
+        raise ConfigError(f"{path} extends '{base}', which is neither in its folder nor one of anybit's recipes")
     return merge(_load(parent, depth + 1), content)
 
 

@@ -56,14 +56,14 @@ def drawn_rule(run: RunRecord) -> str:
 def grid_points(run: RunRecord, site: str) -> dict[int, np.ndarray]:
     """Return {bits: the possible values of a weight}; with step sizes per channel, in the channel of median step size."""
     options, sites = run.config.get("sites", {}), weight_sites_of(run)
-    grid = options.get("weight_grid", "full")
+    grid: GridName = options.get("weight_grid") or "full"
     edge = options.get("first_last_bits") if site in (sites[0], sites[-1]) else None
     step_sizes = _step_sizes(run, site, drawn_rule(run), grid, bool(options.get("per_channel")))
     points = {}
     for bits in run.bits:
         actual = edge or bits
         low, high = limits(torch.tensor(actual), grid)
-        points[bits] = (torch.arange(int(low), int(high) + 1) * step_sizes[BITS.index(actual)].median()).numpy()
+        points[bits] = (torch.arange(float(low), float(high) + 1) * step_sizes[BITS.index(actual)].median()).numpy()
     return points
 
 

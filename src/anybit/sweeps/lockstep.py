@@ -19,12 +19,13 @@ from torch.utils import _pytree as pytree
 from anybit.config import Component, Config
 from anybit.engines.base import Program
 from anybit.engines.stacked import Stacked
-from anybit.federated.algorithm import ClientStep, client_update, server_update
-from anybit.federated.cohort import Cohort, join
+from anybit.federated.algorithm import ClientStep, RoundInputs, client_update, server_update
+from anybit.federated.cohort import join
 from anybit.federated.robust import combiner
+from anybit.federated.server import Pace
 from anybit.federated.state import Given, State, Trainable
 from anybit.files.schema import plain
-from anybit.tensors import Tree, picked, stacked
+from anybit.tensors import Tree, moved, picked, stacked
 from anybit.training.build import MODELS
 from anybit.training.computation import Computation
 from anybit.training.course import RoundResult, Training
@@ -34,8 +35,12 @@ from anybit.training.task import Trained
 _OF_ITS_OWN = ("seed", "split", "model", "variant", "ranges", "evaluation", "checkpoint_every")
 """Settings in which runs side by side may differ, if their operations are the same."""
 
-_NUMBERS = ("name", "bits", "start", "fixed", "scale")
+_NUMBERS = ("name", "bits", "start", "fixed", "scale", "activation_bits", "widths", "cap")
 """Arguments of a variant that change numbers, and no operation."""
+
+_PACE = ("lr", "schedule", "decay", "average", "deliver")
+"""Settings of the server that change numbers, and no operation; that an average is kept at all does."""
+
 
 def program_key(config: Config) -> str:
     """Return a key that is equal for runs of one program.
@@ -44,7 +49,10 @@ def program_key(config: Config) -> str:
     of any strength are the same penalties, and the paper's networks are the same network from any initial weights.
     """
     shared = {name: value for name, value in plain(config).items() if name not in _OF_ITS_OWN}
-    return json.dumps([shared, _network(config.model), _operations(config.variant), config.ranges.learned], sort_keys=True)
+    shared["server"] = {name: value for name, value in shared["server"].items() if name not in _PACE}
+    project = bool(config.ranges.project) and config.variant.name != "baseline"
+    ranges = [config.ranges.learned, bool(config.ranges.follow), project, bool(config.server.average)]
+    return json.dumps([shared, _network(config.model), _operations(config.variant), ranges], sort_keys=True)
 
 
 def _network(model: Component) -> Any:
@@ -58,7 +66,7 @@ def _operations(variant: Component) -> Any:
     arguments = {name: value for name, value in plain(variant).items() if name not in _NUMBERS}
     if arguments.get("weight_decay"):
         arguments["weight_decay"] = "some"
-    if variant.name in ("qat", "mqat") or (variant.name == "baseline" and not any(arguments.values())):
+    if variant.name in ("qat", "mqat", "carousel") or (variant.name == "baseline" and not any(arguments.values())):
         return ["rounding", arguments.get("sites", "W")]
     return [variant.name, arguments]
 
@@ -93,7 +101,8 @@ class Runs:
         # A run that rounds, if there is one: the baseline is the same program at 32 bits.
         lead = max(self.trainings, key=lambda t: t.computation.task.variant.transform is not None)
         self.state = stacked([t.state for t in self.trainings])
-        self.given = stacked([t.computation.given(t.table) for t in self.trainings])
+        self.givens = [t.computation.given(t.table) for t in self.trainings]
+        self.given = stacked(self.givens)
         program = _round(lead.computation, lead.computation.client_step(lead.table))
         self.program = Program(functools.partial(lead.computation.engine.prepare, program))
         for training in self.trainings:
@@ -103,9 +112,9 @@ class Runs:
 
     def lay_out(self, ahead: int) -> None:
         """Lay out the runs' next inputs on the host: those of the round after `ahead` more."""
-        self.cohorts = [t.computation.cohort(t.round + ahead) for t in self.trainings]
-        weighting = [t.computation.weighting(c) for t, c in zip(self.trainings, self.cohorts, strict=True)]
-        self.inputs = (self.given, join(self.cohorts), torch.stack(weighting))
+        each = [t.computation.inputs(given, t.round + ahead) for t, given in zip(self.trainings, self.givens, strict=True)]
+        self.cohorts = [inputs.cohort for inputs in each]
+        self.inputs = RoundInputs(self.given, join(self.cohorts), *stacked([(i.weighting, i.pace) for i in each]))
 
     def round(self) -> Iterator[tuple[str, Trained | Exception]]:
         """Run one round of all, and yield the runs that end with it."""
@@ -134,24 +143,29 @@ class Runs:
 
 
 def _round(lead: Computation, client_step: ClientStep) -> Callable[[State, Any], tuple[State, Tensor]]:
-    """Make (state, (given, cohort, weighting)) → (state, losses) with the run as first dimension of all but the cohort."""
-    engine, combine = lead.engine, combiner(lead.config.server)
+    """Make (state, inputs) → (state, losses) with the run as first dimension of all but the cohort."""
+    engine, combine, project = lead.engine, combiner(lead.config.server), lead.project
     assert isinstance(engine, Stacked)
 
-    def server_round(state: State, deltas: Trainable, losses: Tensor, width_bits: Tensor, weighting: Tensor) -> State:
+    def server_round(state: State, deltas: Trainable, losses: Tensor, width_bits: Tensor, weighting: Tensor, pace: Pace,
+                     given: Given) -> State:
         delta, _ = combine([(slice(None), deltas, losses)], width_bits, weighting)
-        return server_update(state, delta, lead.server)
+        return server_update(state, delta, lead.server, pace, given, project)
 
     servers = engine.compile(torch.func.vmap(server_round))
+    in_round = torch.func.vmap(Given.at)
 
-    def round(state: State, inputs: tuple[Given, Cohort, Tensor]) -> tuple[State, Tensor]:
-        given, cohort, weighting = inputs[0], inputs[1].to(lead.device), inputs[2].to(lead.device)
-        runs, size = weighting.shape
+    def round(state: State, inputs: RoundInputs) -> tuple[State, Tensor]:
+        inputs = moved(inputs, lead.device)
+        cohort, given, (runs, size) = inputs.cohort, in_round(inputs.given, state.w), inputs.weighting.shape
         deltas, losses = engine.stacked(client_update, client_step, _spread(state.trainable, size), _spread(given, size),
                                         cohort)
-        by_run = pytree.tree_map(lambda d: d.reshape(runs, size, *d.shape[1:]), deltas)
-        new: State = servers(state, by_run, losses.reshape(runs, size, -1), cohort.width_bits.reshape(runs, size, 2),
-                             weighting)
+
+        def by_run(clients: Tensor) -> Tensor:
+            return clients.reshape(runs, size, *clients.shape[1:])
+
+        new: State = servers(state, pytree.tree_map(by_run, deltas), by_run(losses), by_run(cohort.width_bits),
+                             inputs.weighting, inputs.pace, given)
         return new, losses
 
     return round

@@ -76,7 +76,6 @@ class Probe:
             site.observer = task.variant.observer
         self.loss = client_loss(prepared, task.variant, task.data.to(self.device), task.loss, {})
         self.given = Given({}, strengths(task.variant, next(task.model.parameters()).detach()))
-        self.width = torch.tensor(Width(FLOAT, FLOAT), device=self.device)
 
     def clients(self) -> list[int]:
         """Sample clients by the run's seed."""
@@ -95,7 +94,7 @@ class Probe:
         return ClientView(float((share * torch.stack(values)).sum()), mean, spread / max(len(batches) - 1, 1))
 
     def _gradient(self, w: Tensors, xi: Batch) -> tuple[Tensor, Tensor]:
-        loss = torch.func.grad_and_value(lambda p: self.loss(Trainable(p), self.given, self.width, xi)[0])
+        loss = torch.func.grad_and_value(lambda p: self.loss(Trainable(p), self.given, xi)[0])
         gradient, value = loss(dict(w))
         return value.detach().cpu(), flat(gradient)
 

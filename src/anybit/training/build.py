@@ -33,7 +33,7 @@ MODELS: Registry = {"lenet5": models.lenet5, "resnet20": models.resnet20, "resne
 DATA: Registry = sources.SOURCES
 SPLITS: Registry = splits.SPLITS
 VARIANTS: Registry = {"baseline": variants.baseline, "kure": variants.kure, "apqn": variants.apqn, "qat": variants.qat,
-                      "mqat": variants.mqat}
+                      "mqat": variants.mqat, "carousel": variants.carousel}
 LOSSES: Registry = {"cross_entropy": objective.cross_entropy}
 METRICS: Registry = {"accuracy": objective.accuracy}
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from anybit.errors import RunError
-from anybit.federated.state import learned_table
+from anybit.federated.server import Delivered
 from anybit.training.course import Callback, Progress, Training
 
 
@@ -28,20 +28,28 @@ class Evaluations(Callback):
     """Evaluates the server model every so many rounds, and after the last."""
 
     def after_round(self, training: Training, progress: Progress) -> None:
-        every = training.config.evaluation.every
-        if training.computation.engine.leads and (training.ended or training.round % every == 0):
+        options = training.config.evaluation
+        due = training.ended or training.round % options.every == 0 or training.round in options.also
+        if training.computation.engine.leads and due:
             progress.evaluation = self._evaluated(training)
 
     def _evaluated(self, training: Training) -> dict[str, Any]:
         """Evaluate; in place of the cohort where that fills the device to the brim."""
-        state, evaluator = training.state, training.computation.evaluator
-        table = learned_table(training.table, state.log_steps.by_site())
         try:
-            return evaluator.own(state.w, table)
+            return self._scored(training)
         except torch.OutOfMemoryError:
             pass  # and out of this block, which holds on to what was allocated before the error
         training.release()
-        return evaluator.own(state.w, table)
+        return self._scored(training)
+
+    def _scored(self, training: Training) -> dict[str, Any]:
+        """Evaluate the weights that are shipped; where an average is kept, also score the others, by their name."""
+        evaluator, shipped = training.computation.evaluator, training.config.server.deliver
+        evaluation = evaluator.own(*training.delivered())
+        if not training.state.average:
+            return evaluation
+        other: Delivered = "last" if shipped == "average" else "average"
+        return {**evaluation, other: evaluator.own_scores(*training.delivered(other))}
 
 
 class Metrics(Callback):

@@ -1,6 +1,6 @@
 """A checkpoint: the state of a training after some rounds, as named tensors in one file.
 
-w/<parameter>  w/log_step/<site>  optimizer/…  average/<parameter>  table/<site>
+w/<parameter>  w/log_step/<site>  optimizer/…  average/<parameter>  table/<site>  rms/<site>
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from anybit.errors import ModelError
-from anybit.federated.state import State, learned_table
+from anybit.federated.state import State, trained_table
 from anybit.quant.ranges import StepTable
 
-_SLOTS = ("w", "optimizer", "average", "table")
+_SLOTS = ("w", "optimizer", "average", "table", "rms")
 _LEARNED = "log_step"
 
 
@@ -42,16 +42,16 @@ class Checkpoint:
                                  "changed?")
         slots = {slot: _rebuilt(part, slot, self.tensors) for slot, part in _slots(state, table).items()}
         w, log_steps = state.trainable.from_names(slots["w"])
-        return State(w, log_steps, slots["optimizer"], slots["average"]), StepTable(slots["table"])
+        return State(w, log_steps, slots["optimizer"], slots["average"]), StepTable(slots["table"], slots["rms"])
 
     def weights(self) -> dict[str, Tensor]:
         """Return the server's weights."""
         return {name: tensor for name, tensor in self._slot("w").items() if not name.partition("/")[2]}
 
     def table(self) -> StepTable:
-        """Return the table of the training, with learned step sizes in it."""
+        """Return the step sizes that belong to the weights, learned ones and those that follow them."""
         learned = {site: tensor for name, tensor in self._slot("w").items() if (site := name.partition("/")[2])}
-        return learned_table(StepTable(self._slot("table")), learned)
+        return trained_table(StepTable(self._slot("table"), self._slot("rms")), self.weights(), learned)
 
     def _slot(self, slot: str) -> dict[str, Tensor]:
         parts = ((name.partition("/"), tensor) for name, tensor in self.tensors.items())
@@ -72,7 +72,8 @@ def named(state: State, table: StepTable) -> dict[str, Tensor]:
 
 
 def _slots(state: State, table: StepTable) -> dict[str, Any]:
-    return dict(zip(_SLOTS, (state.trainable.named(), state.optimizer, state.average, dict(table.steps)), strict=True))
+    parts = (state.trainable.named(), state.optimizer, state.average, dict(table.steps), dict(table.start_rms))
+    return dict(zip(_SLOTS, parts, strict=True))
 
 
 def _branches(tree: Any) -> dict[str, Any]:

@@ -10,40 +10,43 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anybit.config import Config
+from anybit.config import Config, chosen
 from anybit.engines.base import Engine
 from anybit.engines.ranks import own_device
 from anybit.federated.algorithm import (
     ClientStep,
     LocalStep,
+    Projection,
     Rates,
+    RoundInputs,
     client_weighting,
     federated_round,
     mean_delta,
     sgd_step,
     sgd_step_alone,
+    unprojected,
 )
 from anybit.federated.cohort import Cohort, build_cohort
 from anybit.federated.objective import client_loss, client_loss_alone, learned_step_scale, strengths
 from anybit.federated.robust import combiner
 from anybit.federated.sampling import sample_cohort
-from anybit.federated.server import Server, server
-from anybit.federated.state import Given, LogSteps, State, Trainable, trainable_weights, unlearned
+from anybit.federated.server import Pace, Server, pace, server
+from anybit.federated.state import Given, LogSteps, State, Trainable, projected, trainable_weights, unlearned
 from anybit.kernels import use_kernels
 from anybit.kernels.native import library, use_native
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.grid import BITS
 from anybit.quant.ranges import StepTable
 from anybit.quant.single_client import SingleClientModel
-from anybit.quant.sites import prepare, quantizers, step_shapes
-from anybit.tensors import Tensors
+from anybit.quant.sites import prepare, quantizers, step_shapes, weight_sites
+from anybit.tensors import Tensors, moved
 from anybit.training.checks import check_clients, check_model, check_ranges
 from anybit.training.evaluation import Evaluator, build_evaluator, uses_kernels
 from anybit.training.machine import open_engine, pick_device
 from anybit.training.task import Task
 
-RoundProgram = Callable[[State, tuple[Given, Cohort, Tensor]], tuple[State, Tensor]]
-"""(state, (given, cohort, weighting)) → (state, losses): one round as a function of tensors."""
+RoundProgram = Callable[[State, RoundInputs], tuple[State, Tensor]]
+"""(state, inputs) → (state, losses): one round as a function of tensors."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Computation:
         """Return round 0: the initial weights, and the step sizes that are fixed (or learned) from now on."""
         w = trainable_weights(self.task.model)
         table = self.evaluator.start_table(w)
-        return State(w, self._log_steps(table), self.server.init(w)), table
+        return self._state(w, table), table
 
     def like(self) -> tuple[State, StepTable]:
         """Return a state and a table of the form that `start` gives, without looking at data."""
@@ -74,7 +77,13 @@ class Computation:
         kind = next(iter(w.values())).dtype
         table = StepTable({site: torch.zeros(len(BITS), *shape, dtype=kind)
                            for site, shape in step_shapes(self.task.model, self.config.sites).items()})
-        return State(w, self._log_steps(table), self.server.init(w)), table
+        if self.config.ranges.follow:
+            table = StepTable(table.steps, {site: table.steps[site][0] for site in weight_sites(self.evaluator.plain)})
+        return self._state(w, table), table
+
+    def _state(self, w: dict[str, Tensor], table: StepTable) -> State:
+        average = {name: p.clone() for name, p in w.items()} if self.config.server.average else {}
+        return State(w, self._log_steps(table), self.server.init(w), average)
 
     def _log_steps(self, table: StepTable) -> LogSteps:
         return unlearned(self._prepared(), table) if self.config.ranges.learned else LogSteps({}, {})
@@ -82,7 +91,7 @@ class Computation:
     def given(self, table: StepTable) -> Given:
         """Return what clients are given beside the server's weights."""
         w = next(iter(self.task.model.parameters()))
-        return Given(dict(table.steps), strengths(self.task.variant, w.detach()))
+        return Given(dict(table.steps), strengths(self.task.variant, w.detach()), dict(table.start_rms))
 
     def cohort(self, round: int) -> Cohort:
         """Draw who takes part in a round, at which width, on which batches."""
@@ -90,11 +99,29 @@ class Computation:
         clients = sample_cohort(config.sampling, config.seed, round, len(split), config.cohort,
                                 lambda everybody: variant.widths_of(config.seed, round, everybody))
         widths = variant.widths_of(config.seed, round, clients)
-        return build_cohort(config.seed, round, clients, widths, split, config.client.batch_size, config.client.epochs)
+        return build_cohort(config.seed, round, clients, widths, split, config.client.batch_size, config.client.epochs,
+                            variant.step_widths)
 
     def weighting(self, cohort: Cohort) -> Tensor:
         """Return the share of every client in the mean."""
         return client_weighting(cohort, self.config.weighting == "examples")
+
+    def pace(self, round: int) -> Pace:
+        """Return the server's learning rate, and the weight of the old average, in a round."""
+        return pace(self.config.server, round, self.config.rounds)
+
+    def inputs(self, given: Given, round: int) -> RoundInputs:
+        """Lay out a round on the host."""
+        cohort = self.cohort(round)
+        return RoundInputs(given, cohort, self.weighting(cohort), self.pace(round))
+
+    @functools.cached_property
+    def project(self) -> Projection:
+        """What becomes of the weights after the server's step."""
+        if not self.config.ranges.project:
+            return unprojected
+        sites = quantizers(self._prepared(), "weights")
+        return functools.partial(projected, grids={name: s.grid for name, s in sites.items() if s.transform is not None})
 
     def _prepared(self) -> nn.Module:
         """Prepare the model as clients train it."""
@@ -120,8 +147,8 @@ class Computation:
         settings = (task.variant, task.data, task.loss, scale, config.compute.precision == "bf16")
         loss, loss_alone = client_loss(stacked, *settings), client_loss_alone(single, *settings)
 
-        def alone(given: Given, width: Tensor) -> LocalStep[Trainable]:
-            return functools.partial(sgd_step_alone, loss=loss_alone(given, width), rates=rates, lay=single.lay)
+        def alone(given: Given) -> LocalStep[Trainable]:
+            return functools.partial(sgd_step_alone, loss=loss_alone(given), rates=rates, lay=single.lay)
 
         return ClientStep(functools.partial(sgd_step, loss=loss, rates=rates), alone)
 
@@ -132,15 +159,15 @@ class Computation:
 
     def round_program(self, client_step: ClientStep) -> RoundProgram:
         """Make one round of the algorithm, on this engine, from host inputs."""
-        server = replace(self.server, step=self.engine.compile(self.server.step))
+        server, project = replace(self.server, step=self.engine.compile(self.server.step)), self.project
 
-        def round(state: State, inputs: tuple[Given, Cohort, Tensor]) -> tuple[State, Tensor]:
-            given, cohort, weighting = inputs[0], inputs[1].to(self.device), inputs[2].to(self.device)
+        def round(state: State, inputs: RoundInputs) -> tuple[State, Tensor]:
+            inputs = moved(inputs, self.device)
             combine = combiner(self.config.server)
             if combine is mean_delta:
-                together = functools.partial(self.engine.combine, like=state.trainable, cohort=cohort)
+                together = functools.partial(self.engine.combine, like=state.trainable, cohort=inputs.cohort)
                 combine = functools.partial(mean_delta, together=together)
-            return federated_round(state, given, cohort, client_step, server, self.engine.map_clients, weighting, combine)
+            return federated_round(state, inputs, client_step, server, self.engine.map_clients, combine, project)
         return round
 
 
@@ -149,6 +176,7 @@ def open_computation(task: Task, config: Config, check: Callable[[Task, Config],
 
     check: in place of looking at the clients, who are not known here where they are devices.
     """
+    config = chosen(config, task.variant.choices)
     device = own_device(pick_device(config.device))
     if device.type == "cpu" and config.compute.convolution == "native":
         library()

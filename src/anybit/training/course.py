@@ -12,7 +12,8 @@ from torch import Tensor
 from anybit.config import Config
 from anybit.errors import Interrupted
 from anybit.federated.cohort import Cohort
-from anybit.federated.state import State
+from anybit.federated.server import Delivered
+from anybit.federated.state import State, trained_table
 from anybit.quant.ranges import StepTable
 from anybit.training.computation import Computation
 from anybit.training.divergence import check_finite, mean_loss, what_to_lower
@@ -85,6 +86,12 @@ class Training:
     @property
     def ended(self) -> bool:
         return self.round >= self.config.rounds
+
+    def delivered(self, which: Delivered | None = None) -> tuple[dict[str, Tensor], StepTable]:
+        """Return the weights that are evaluated and shipped (or the others), and the step sizes that belong to them."""
+        average = (which or self.config.server.deliver) == "average"
+        w = self.state.average if average else self.state.w
+        return w, trained_table(self.table, w, self.state.log_steps.by_site())
 
     def advance(self, result: RoundResult) -> None:
         """Take the result of a round: check it, and tell whoever follows."""

@@ -11,6 +11,7 @@ from anybit.config import Config
 from anybit.errors import Diverged
 from anybit.federated.cohort import Cohort
 from anybit.federated.state import State
+from anybit.quant.grid import Width
 from anybit.quant.ranges import StepTable
 from anybit.training.checkpoint import named
 
@@ -21,7 +22,7 @@ def mean_loss(losses: Tensor, cohort: Cohort, advice: Callable[[], str]) -> floa
     if not bool(torch.isfinite(losses).all()):
         i, k = (int(n) for n in (~torch.isfinite(losses)).nonzero()[0])
         raise Diverged(f"the loss is {float(losses[i, k])} in round {cohort.round + 1}, client {cohort.clients[i]}, "
-                       f"local step {k + 1}, width {cohort.widths[i]}: {advice()}")
+                       f"local step {k + 1}, width {Width(*cohort.width_bits[i, k].tolist())}: {advice()}")
     return float((losses * real).sum() / real.sum())
 
 

@@ -18,7 +18,7 @@ from anybit.errors import ConfigError
 from anybit.federated.objective import PerExample
 from anybit.federated.variants import StepRule, Variant
 from anybit.kernels import has_kernels, use_kernels
-from anybit.quant.calibrate import activation_table, health_seen, layer_health, weight_table
+from anybit.quant.calibrate import activation_table, following, health_seen, layer_health, weight_table
 from anybit.quant.grid import FLOAT, SiteKinds, Width, rounding
 from anybit.quant.ranges import ActivationRule, RangeRule, StepTable
 from anybit.quant.sites import SiteOptions, bind, prepare, quantizers
@@ -57,7 +57,8 @@ class StepFinder:
         """Find step sizes now: of the weights by `rule`, of the activations by the run's own rule on training images."""
         table = StepTable({})
         if "W" in sites:
-            table = weight_table(self.evaluator.plain, self.w, rule, self.evaluator.sites.per_channel)
+            table = weight_table(self.evaluator.plain, self.w, rule, self.evaluator.sites.per_channel,
+                                 self.evaluator.ranges.spread)
         return table.merged(self._of_activations) if "A" in sites else table
 
     @cached_property
@@ -106,8 +107,9 @@ class Evaluator:
     """Computes the scores where they are computed width by width."""
 
     def start_table(self, w: Tensors) -> StepTable:
-        """Find the step sizes fixed at the start of the training, of all weights and activations."""
-        return StepFinder(self, w, StepTable({})).estimated(self.ranges.weights or self.variant.start, "WA")
+        """Find the step sizes of the start of the training, fixed from then on unless they are learned or follow."""
+        table = StepFinder(self, w, StepTable({})).estimated(self.ranges.weights or self.variant.start, "WA")
+        return following(self.plain, w, table, self.ranges.spread) if self.ranges.follow else table
 
     def finder(self, w: Tensors, trained: StepTable) -> StepFinder:
         """Find step sizes of `w` by any rule; `trained` is the table of the training."""
@@ -204,14 +206,24 @@ class Evaluator:
 
     def own(self, w: Tensors, trained: StepTable) -> dict[str, Any]:
         """Evaluate the variant's own sites at its own step sizes and all bit-widths, and every layer at the lowest."""
-        widths = [Width.of(self.variant.sites, b) for b in self.options.bits]
-        table, lowest = self._own_table(w, trained), min(widths)
+        table, lowest = self._own_table(w, trained), min(self._own_widths)
         width = torch.tensor(lowest, device=self.images.device)
         seen = self._repeated("health", lambda: partial(health_seen, self.plain))
         health = layer_health(self.plain, seen(dict(w), dict(table.steps), self.images, width), lowest)
-        scores = self.score(w, table, widths, on_the_way=True)
-        return {"steps": self.own_steps, "scores": {name: score._asdict() for name, score in scores.items()},
+        return {"steps": self.own_steps, "scores": self._own_scores(w, table),
                 "layers_at": str(lowest), "layers": {name: h._asdict() for name, h in health.items()}}
+
+    def own_scores(self, w: Tensors, trained: StepTable) -> dict[str, Any]:
+        """Return the scores of `own` alone."""
+        return self._own_scores(w, self._own_table(w, trained))
+
+    def _own_scores(self, w: Tensors, table: StepTable) -> dict[str, Any]:
+        scores = self.score(w, table, self._own_widths, on_the_way=True)
+        return {name: score._asdict() for name, score in scores.items()}
+
+    @property
+    def _own_widths(self) -> list[Width]:
+        return [Width.of(self.variant.sites, b) for b in self.options.bits]
 
     def _own_table(self, w: Tensors, trained: StepTable) -> StepTable:
         def find(w: Tensors, trained: Tensors) -> Tensors:

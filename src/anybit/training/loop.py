@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from anybit.engines.base import Program
 from anybit.errors import EngineError, Interrupted
-from anybit.federated.state import State, learned_table
+from anybit.federated.state import State
 from anybit.quant.ranges import StepTable
 from anybit.training.callbacks import Checkpoints, Evaluations, Metrics, Times
 from anybit.training.computation import Computation
@@ -72,21 +73,21 @@ class Simulation:
         self.given = self.computation.given(training.table)
         round_program = self.computation.round_program(self.computation.client_step(training.table))
         self.program = Program(functools.partial(self.computation.engine.prepare, round_program))
-        self.upcoming = self.computation.cohort(training.round)
+        self.upcoming = self.computation.inputs(self.given, training.round)
 
     def __call__(self, state: State, round: int) -> RoundResult:
         """Run a round, with fewer clients at once where they do not fit into memory."""
-        computation, cohort = self.computation, self.upcoming
+        computation, inputs = self.computation, self.upcoming
         while True:
             try:
-                state, losses = self.program(state, (self.given, cohort, computation.weighting(cohort)))
+                state, losses = self.program(state, inputs)
                 break
             except torch.OutOfMemoryError:
-                self.say(computation.engine.shrink(len(cohort.clients)))
+                self.say(computation.engine.shrink(len(inputs.cohort.clients)))
                 self.release()
         # Laid out while the device is still busy with this round.
-        self.upcoming = computation.cohort(round + 1)
-        return RoundResult(state, losses, cohort)
+        self.upcoming = computation.inputs(self.given, round + 1)
+        return RoundResult(state, losses, inputs.cohort)
 
     def release(self) -> None:
         self.program.release()
@@ -94,17 +95,16 @@ class Simulation:
 
 def finish(training: Training) -> Trained:
     """Evaluate the full grid, and write down the model, the step sizes it is meant to be quantized with, and the scores."""
-    engine, state = training.computation.engine, training.state
-    trained = learned_table(training.table, state.log_steps.by_site())
+    engine, (w, trained) = training.computation.engine, training.delivered()
     try:
-        return _finished(training, trained) if engine.leads else Trained(state.w, trained, {}, training.metrics)
+        return _finished(training, w, trained) if engine.leads else Trained(w, trained, {}, training.metrics)
     finally:
         engine.agree(False, training.round)
 
 
-def _finished(training: Training, trained: StepTable) -> Trained:
+def _finished(training: Training, w: dict[str, Tensor], trained: StepTable) -> Trained:
     training.watch.on_message("evaluating at all widths")
-    evaluator, task, w = training.computation.evaluator, training.computation.task, training.state.w
+    evaluator, task = training.computation.evaluator, training.computation.task
     finder = evaluator.finder(w, trained)
     own_table = finder.table(evaluator.own_steps)
     evaluation = {"metric": getattr(task.metric, "__name__", "metric"), "variant": task.variant.name,
