@@ -1,11 +1,13 @@
 """Carousel beside its rivals, part by part: named runs in one sweep, side by side on a GPU, and the table of their scores.
 
-    python -m benchmarks.carousel parts-resnet20 runs/parts                # train (or go on), then print and write
-    python -m benchmarks.carousel table-resnet20 runs/table --seeds 1,2,3 --minutes 9
-    python -m benchmarks.carousel table-resnet20 runs/table --show results/carousel/table-resnet20.csv
+    python -m benchmarks.carousel train search-resnet20 runs/search          # or go on with it
+    python -m benchmarks.carousel train table-resnet20 runs/table --seeds 1,2,3 --minutes 9
+    python -m benchmarks.carousel collect runs/table results/carousel/table-resnet20.csv
+    python -m benchmarks.carousel summary results/carousel/table-resnet20.csv
+    python -m benchmarks.carousel figure results/carousel/table-resnet20.csv docs/img/carousel-resnet20.svg --only "a;b"
 
-Choices are made on images held out of the training set ("parts-…"), tables on the test set. Every run has the same
-schedule and keeps the same average, of which both the last weights and the average are scored.
+Choices are made on 5,000 images held out of the training set (search, parts), the table is measured on the test set. Every
+run has the same schedule and keeps the same average; both the last weights and the average are scored.
 """
 
 from __future__ import annotations
@@ -21,34 +23,46 @@ from pathlib import Path
 from typing import Any
 
 from anybit.config import from_recipe
+from anybit.report import style
 from anybit.sweeps.plan import PlannedRun, SweepFolder
 from anybit.sweeps.schedule import SweepWatch, train_sweep
 
 BITS = (32, 8, 7, 6, 5, 4, 3, 2)
 HELD_OUT = ("data.holdout=5000", "data.evaluate=holdout")
-LIST = "variant.bits=[2, 2, 3, 3, 4, 6, 8, 32]"
-FIXED = ("ranges.follow=false", "ranges.project=true")
+UNIFORM, DOUBLED = "variant.bits=[2, 3, 4, 6, 8, 32]", "variant.bits=[2, 2, 3, 3, 4, 6, 8, 32]"
 
-FREE = ("ranges.follow=false", "ranges.project=false", "ranges.weights=mse")
+FIXED = ("ranges.weights=mse", "ranges.follow=false", "ranges.project=true", UNIFORM)
+FOLLOWED = ("ranges.weights=rms", "ranges.follow=true", "ranges.project=true", DOUBLED)
+FREE = ("ranges.weights=mse", "ranges.follow=false", "ranges.project=false")
 
-CAROUSEL: dict[str, tuple[str, ...]] = {
-    "carousel": (),
-    "spread 2.0": ("ranges.spread=2.0",), "spread 3.0": ("ranges.spread=3.0",),
-    "mse, followed": ("ranges.weights=mse",),
-    "a width per client": ("variant.widths=clients",),
-    "widths dealt to the cohort": ("variant.widths=cohort",),
-    "uniform list": ("variant.bits=[2, 3, 4, 6, 8, 32]",),
-    "cap": ("variant.cap=true",),
-    "no decay": ("server.schedule=constant",),
-    "fixed, spread 2.5": FIXED, "fixed, spread 3.5": (*FIXED, "ranges.spread=3.5"),
-    "fixed, mse": (*FIXED, "ranges.weights=mse"),
-    "no projection": ("ranges.project=false",),
-    "fixed, mse, free": FREE, "fixed, mse, free, uniform list": (*FREE, "variant.bits=[2, 3, 4, 6, 8, 32]"),
-    "fixed, mse, free, per client": (*FREE, "variant.widths=clients"),
-    "fixed, mse, free, uniform, per client": (*FREE, "variant.widths=clients", "variant.bits=[2, 3, 4, 6, 8, 32]"),
-    "narrow grid": ("sites.weight_grid=narrow",), "full grid": ("sites.weight_grid=full",),
+SEARCH: dict[str, tuple[str, ...]] = {
+    "rms 2.5, followed": FOLLOWED,
+    "rms 2.0, followed": (*FOLLOWED, "ranges.spread=2.0"), "rms 3.0, followed": (*FOLLOWED, "ranges.spread=3.0"),
+    "mse, followed": (*FOLLOWED, "ranges.weights=mse"),
+    "rms 2.5, followed, a width per client": (*FOLLOWED, "variant.widths=clients"),
+    "rms 2.5, followed, widths dealt": (*FOLLOWED, "variant.widths=cohort"),
+    "rms 2.5, followed, uniform list": (*FOLLOWED, UNIFORM),
+    "rms 2.5, followed, cap": (*FOLLOWED, "variant.cap=true"),
+    "rms 2.5, followed, no decay": (*FOLLOWED, "server.schedule=constant"),
+    "rms 2.5, followed, free": (*FOLLOWED, "ranges.project=false"),
+    "rms 2.5, followed, narrow": (*FOLLOWED, "sites.weight_grid=narrow"),
+    "rms 2.5": (*FIXED, DOUBLED, "ranges.weights=rms"),
+    "rms 3.5": (*FIXED, DOUBLED, "ranges.weights=rms", "ranges.spread=3.5"),
+    "mse, doubled list": (*FIXED, DOUBLED), "mse": FIXED,
+    "mse, free, doubled list": (*FREE, DOUBLED), "mse, free": (*FREE, UNIFORM),
+    "mse, free, doubled list, a width per client": (*FREE, DOUBLED, "variant.widths=clients"),
+    "mse, free, a width per client": (*FREE, UNIFORM, "variant.widths=clients"),
 }
-"""{name: what differs from the recipe}."""
+"""{name: settings of carousel}: rules of ranges × lists of widths, of which "mse" became the default."""
+
+PARTS: dict[str, tuple[str, ...]] = {
+    "carousel": (),
+    "a width per client": ("variant.widths=clients",), "widths dealt to the cohort": ("variant.widths=cohort",),
+    "full grid": ("sites.weight_grid=full",), "narrow grid": ("sites.weight_grid=narrow",),
+    "no projection": ("ranges.project=false",), "no decay": ("server.schedule=constant",),
+    "doubled list": (DOUBLED,), "ranges that follow": ("ranges.follow=true",), "cap": ("variant.cap=true",),
+}
+"""{name: what differs from the recipe}: carousel without each of its parts, and with parts that it does not have."""
 
 RIVALS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fedavg": ("baseline", ()),
@@ -64,33 +78,29 @@ RIVALS: dict[str, tuple[str, tuple[str, ...]]] = {
 """{name: (recipe of the paper, what differs from it)}; all of them get carousel's schedule."""
 
 
-def arms(network: str, names: Sequence[str]) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return {name: (recipe, overrides)}."""
-    out = {}
-    for name in names:
-        if name in CAROUSEL:
-            out[name] = (f"carousel/cifar10-{network}", CAROUSEL[name])
-            continue
-        recipe, settings = RIVALS[name]
-        recipe = "mqat" if recipe == "mqat-full" and network == "resnet20" else recipe
-        out[name] = (f"paper/cifar10-{network}/{recipe}", ("server.schedule=linear", *settings))
-    return out
+KINDS: dict[str, Sequence[str]] = {"search": tuple(SEARCH), "parts": tuple(PARTS), "table": ("carousel", *RIVALS)}
 
 
-PARTS = tuple(CAROUSEL)
-TABLE = ("carousel", *RIVALS)
+def arm(network: str, name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the recipe and the overrides of a named run."""
+    if name not in RIVALS:
+        return f"carousel/cifar10-{network}", {**SEARCH, **PARTS}[name]
+    recipe, settings = RIVALS[name]
+    recipe = "mqat" if recipe == "mqat-full" and network == "resnet20" else recipe
+    return f"paper/cifar10-{network}/{recipe}", ("server.schedule=linear", *settings)
 
 
 def planned(experiment: str, seeds: Sequence[int], only: Sequence[str], extra: Sequence[str]) -> list[PlannedRun]:
-    """Plan the runs of an experiment: parts-… on held-out images for 2,000 rounds, table-… on the test set."""
+    """Plan the runs of an experiment: search-… and parts-… on held-out images for 2,000 rounds, table-… on the test set."""
     kind, _, network = experiment.partition("-")
-    rounds = 2000 if kind == "parts" or network == "lenet5" else 5000
+    rounds = 5000 if kind == "table" and network == "resnet20" else 2000
     last = [rounds - round(rounds * 0.005 * k) for k in range(5)]
     common = (f"rounds={rounds}", f"evaluation.also={last}", f"evaluation.bits={list(BITS)}", "server.average=0.998",
               "evaluation.every=250", 'evaluation.sites=["W"]', 'evaluation.steps=["mse"]', "checkpoint_every=500",
-              *(HELD_OUT if kind == "parts" else ()))
+              *(() if kind == "table" else HELD_OUT))
     runs = []
-    for name, (recipe, settings) in arms(network, only or (PARTS if kind == "parts" else TABLE)).items():
+    for name in only or KINDS[kind]:
+        recipe, settings = arm(network, name)
         for seed in seeds:
             overrides = (*common, *settings, *extra, f"seed={seed}")
             folder = f"{name.replace(', ', '-').replace(' ', '-')}-seed{seed}"
@@ -109,6 +119,9 @@ def scores(folder: Path) -> dict[str, Any] | None:
     def metric(evaluation: Mapping[str, Any], bits: int, kind: str) -> float:
         return float(evaluation[kind]["FP32" if bits == 32 else f"W{bits}"]["metric"])
 
+    for _, evaluation in curve:  # by what the weights are, not by which are delivered
+        if "last" in evaluation:
+            evaluation["average"], evaluation["scores"] = evaluation["scores"], evaluation["last"]
     shown: dict[str, Any] = {"round": curve[-1][0]}
     middle = [e for r, e in curve if 0.4 * rounds <= r <= 0.7 * rounds and r % 250 == 0]
     for kind in ("scores", "average"):
@@ -121,46 +134,109 @@ def scores(folder: Path) -> dict[str, Any] | None:
     return shown
 
 
-def show(sweep: Path, out: Path | None) -> None:
-    """Print a line per run and write all of it."""
+def collect(sweep: Path, out: Path) -> None:
+    """Write the scores of all runs of a sweep into one file."""
     rows = []
     for folder in sorted(path.parent for path in sweep.glob("*/metrics.jsonl")):
         if shown := scores(folder):
             name, _, seed = folder.name.rpartition("-seed")
-            print(f"{folder.name:40} {shown['round']:5}", *(f"{s:6.2f}" for s in shown["scores"]),
-                  " | average", *(f"{s:6.2f}" for s in shown.get("average", [])))
             for kind, values in shown.items():
                 if kind != "round":
                     labels = ["swing at 32", "swing at 2"] if kind.endswith("swing") else [str(b) for b in BITS]
                     rows += [(name, seed, shown["round"], kind, label, f"{value:.4f}")
                              for label, value in zip(labels, values, strict=True)]
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("run", "seed", "round", "weights", "bits", "accuracy"))
-            writer.writerows(rows)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("run", "seed", "round", "weights", "bits", "accuracy"))
+        writer.writerows(rows)
+
+
+Table = dict[tuple[str, str], dict[str, list[float]]]
+"""{(run, weights): {bits: accuracy of every seed}}."""
+
+
+def read(results: Path) -> Table:
+    """Read what `collect` wrote."""
+    table: Table = {}
+    with results.open() as file:
+        for row in csv.DictReader(file):
+            table.setdefault((row["run"], row["weights"]), {}).setdefault(row["bits"], []).append(float(row["accuracy"]))
+    return table
+
+
+def summary(results: Path, weights: str) -> None:
+    """Print a line per run: the mean over seeds and, with several, the standard deviation."""
+    labels = ["swing at 32", "swing at 2"] if weights.endswith("swing") else [str(b) for b in BITS]
+    print("| run | seeds |", " | ".join(labels), "|")
+    print("|" + "---|" * (len(labels) + 2))
+    for (name, kind), by_bits in sorted(read(results).items()):
+        if kind == weights:
+            cells = [f"{statistics.fmean(v):.2f}" + (f" ± {statistics.stdev(v):.1f}" if len(v) > 1 else "")
+                     for v in (by_bits[label] for label in labels)]
+            print(f"| {name} | {len(by_bits[labels[0]])} |", " | ".join(cells), "|")
+
+
+def figure(results: Path, names: Sequence[str], out: Path) -> None:
+    """Draw accuracy over bits, a line per run and its deviation over seeds."""
+    table = read(results)
+    with style.styled():
+        drawing = style.figure(style.FULL, 2.9)
+        axes, lines = drawing.subplots(), []
+        for number, name in enumerate(names):
+            by_seed = [table[name.partition("=")[0], "scores"][str(bits)] for bits in BITS]
+            spread = [statistics.stdev(values) if len(values) > 1 else 0.0 for values in by_seed]
+            lines.append(axes.errorbar(range(len(BITS)), [statistics.fmean(v) for v in by_seed], spread, capsize=2,
+                                       color=style.colour(number), marker=style.marker(number)))
+        axes.set_xticks(range(len(BITS)), [str(bits) for bits in BITS])
+        axes.set_xlabel("bits of the weights")
+        axes.set_ylabel("test accuracy in percent")
+        style.legend(drawing, lines, [name.rpartition("=")[2].replace("-", ", ") for name in names])
+        out.write_bytes(style.render(style.Plot(out.stem, "", "", drawing)).svg)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiment", choices=[f"{k}-{n}" for k in ("parts", "table") for n in ("resnet20", "lenet5")])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--seeds", default="1")
-    parser.add_argument("--only", default="", help="names of runs, separated by ;")
-    parser.add_argument("--set", action="append", default=[], help="a setting of all runs")
-    parser.add_argument("--minutes", type=float, help="stop after so long, with checkpoints")
-    parser.add_argument("--show", type=Path, help="train nothing; write the scores that are there")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    train = verbs.add_parser("train")
+    train.add_argument("experiment", choices=[f"{k}-{n}" for k in KINDS for n in ("resnet20", "lenet5")])
+    train.add_argument("folder", type=Path)
+    train.add_argument("--seeds", default="1")
+    train.add_argument("--only", default="", help="names of runs, separated by ;")
+    train.add_argument("--set", action="append", default=[], help="a setting of all runs")
+    train.add_argument("--minutes", type=float, help="stop after so long, with checkpoints")
+    gather = verbs.add_parser("collect")
+    gather.add_argument("folder", type=Path)
+    gather.add_argument("results", type=Path)
+    shown = verbs.add_parser("summary")
+    shown.add_argument("results", type=Path)
+    shown.add_argument("--weights", default="scores", help="scores, average, 'scores, five', 'scores, swing', …")
+    drawn = verbs.add_parser("figure")
+    drawn.add_argument("results", type=Path)
+    drawn.add_argument("out", type=Path)
+    drawn.add_argument("--only", required=True, help="names of runs, or name=label, separated by ;")
     given = parser.parse_args()
-    if given.show is None:
-        seeds = [int(seed) for seed in given.seeds.split(",")]
-        runs = planned(given.experiment, seeds, [n.strip() for n in given.only.split(";") if n.strip()], given.set)
-        deadline = None if given.minutes is None else time.monotonic() + 60 * given.minutes
-        watch = SweepWatch(on_state=lambda name, state, reason: print(time.strftime("%X"), name, state, reason, flush=True),
-                           on_message=lambda name, text: print(time.strftime("%X"), name, text, flush=True),
-                           deadline=deadline)
-        print(train_sweep(SweepFolder.begin(given.folder, runs), watch) or "all trained", flush=True)
-    show(given.folder, given.show)
+    if given.verb == "train":
+        _train(given)
+    elif given.verb == "collect":
+        collect(given.folder, given.results)
+    elif given.verb == "summary":
+        summary(given.results, given.weights)
+    else:
+        figure(given.results, _names(given.only), given.out)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(";") if name.strip()]
+
+
+def _train(given: argparse.Namespace) -> None:
+    runs = planned(given.experiment, [int(seed) for seed in given.seeds.split(",")], _names(given.only), given.set)
+    deadline = None if given.minutes is None else time.monotonic() + 60 * given.minutes
+    watch = SweepWatch(on_state=lambda name, state, reason: print(time.strftime("%X"), name, state, reason, flush=True),
+                       on_message=lambda name, text: print(time.strftime("%X"), name, text, flush=True),
+                       deadline=deadline)
+    print(train_sweep(SweepFolder.begin(given.folder, runs), watch) or "all trained", flush=True)
 
 
 if __name__ == "__main__":

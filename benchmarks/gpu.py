@@ -34,7 +34,7 @@ from anybit.engines.base import Engine
 from anybit.engines.sequential import Sequential
 from anybit.engines.stacked import Stacked
 from anybit.environment import environment
-from anybit.federated.variants import Variant, baseline, mqat
+from anybit.federated.variants import Variant, baseline, carousel, mqat
 from anybit.models import lenet5, resnet20
 from anybit.sweeps.lockstep import Runs
 from anybit.training import computation
@@ -144,6 +144,7 @@ def ways(network: str) -> dict[str, Callable[[], Callable[[], None]]]:
         "bf16 kernels, captured": lambda: of_engine(network, stacked(captured=True), baseline(), "bf16"),
         "bf16 kernels, compiled, captured": best(baseline(), "bf16"),
         "bf16 kernels, compiled, captured, MQAT": best(mqat(), "bf16"),
+        "bf16 kernels, compiled, captured, carousel": best(carousel(), "bf16"),
         "bf16, 4 runs side by side": lambda: side_by_side(network, 4, "bf16"),
     }
 

@@ -159,7 +159,8 @@ def contestants(model: str, folder: Path) -> list[Contestant]:
         return Contestant(f"anybit {variant}, {engine}, {convolution}",
                           here + script("anybit_run.py", variant, engine, convolution, "1"), ours=True)
 
-    ours = [*(own(variant, "processes") for variant in ("baseline", "mqat", "kure", "apqn")), own("baseline", "sequential"),
+    ours = [*(own(variant, "processes") for variant in ("baseline", "mqat", "carousel", "kure", "apqn")),
+            own("baseline", "sequential"),
             own("baseline", "processes", "channels-last")]
     plain = [Contestant(f"plain PyTorch loop, {many} threads", here + script("plain.py", many)),
              Contestant("plain PyTorch loop, 1 thread", here + script("plain.py", "1")),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,11 +94,43 @@ def test_a_copied_recipe_means_the_same(tmp_path: Path) -> None:
         assert from_recipe(str(path)) == from_recipe(name)
 
 
+def test_a_recipe_may_extend_one_of_anybits_by_name(tmp_path: Path) -> None:
+    """One of the same folder goes first; nothing outside of both can be named."""
+    (tmp_path / "own.toml").write_text('extends = "paper/cifar10-resnet20/mqat"\nrounds = 7\n[variant]\nbits = [2, 8]\n')
+    config, paper = from_recipe(str(tmp_path / "own.toml")), from_recipe("paper/cifar10-resnet20/mqat")
+    assert (config.rounds, config.variant) == (7, Component("mqat", {"bits": [2, 8]}))
+    assert (config.data, config.server, config.split) == (paper.data, paper.server, paper.split)
+    (tmp_path / "quickstart").mkdir()
+    (tmp_path / "quickstart/mqat.toml").write_text("rounds = 3\n")
+    (tmp_path / "near.toml").write_text('extends = "quickstart/mqat"\n')
+    assert from_recipe(str(tmp_path / "near.toml")) == Config(rounds=3)
+    for outside in ("../own", "/etc/own", "a/../../own"):
+        (tmp_path / "out.toml").write_text(f'extends = "{outside}"\n')
+        with pytest.raises(ConfigError, match="in the same folder or below it"):
+            from_recipe(str(tmp_path / "out.toml"))
+
+
+@pytest.mark.parametrize("name", [name for name in recipes.names() if "carousel" in name])
+def test_carousel_recipes_differ_from_the_others_in_the_variant_alone(name: str) -> None:
+    config = from_recipe(name)
+    folder = f"paper/{name.partition('/')[2]}" if name.startswith("carousel/") else "quickstart"
+    other = from_recipe(f"{folder}/mqat")
+    assert replace(config, variant=other.variant) == other
+    assert config.variant == Component("carousel")
+    assert settled(config).server.schedule == "linear"
+
+
+def test_every_setting_of_the_paper_has_a_carousel_recipe() -> None:
+    folders = {name.split("/")[1] for name in recipes.names() if name.startswith("paper/")}
+    assert {name.split("/")[1] for name in recipes.names() if name.startswith("carousel/")} == folders
+
+
 def test_broken_recipe_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("rounds = = 3")
     (tmp_path / "loop.toml").write_text('extends = "loop"')
     (tmp_path / "lost.toml").write_text('extends = "nowhere"')
-    for name, message in (("bad", "not valid TOML"), ("loop", "circle"), ("lost", "does not exist"), ("no", "not exist")):
+    for name, message in (("bad", "not valid TOML"), ("loop", "circle"), ("lost", "neither in its folder nor one of anybit"),
+                          ("no", "not exist")):
         with pytest.raises(ConfigError, match=message):
             from_recipe(str(tmp_path / f"{name}.toml"))
 

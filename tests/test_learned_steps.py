@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from anybit.config import ClientOptions, Config, RangeOptions
 from anybit.data.examples import Data, Examples
 from anybit.engines.sequential import Sequential
-from anybit.federated.state import learned_table
+from anybit.federated.state import trained_table
 from anybit.federated.variants import qat
 from anybit.quant.grid import BITS
 from anybit.training.course import Training
@@ -65,5 +65,5 @@ def test_weights_of_any_size_move_no_step_out_of_sight(scale: float) -> None:
 
 def test_the_table_follows_the_logarithm() -> None:
     run = one_client(0.1)
-    doubled = learned_table(run.table, {SITE: torch.full((len(BITS),), 2.0).log()})
+    doubled = trained_table(run.table, run.state.w, {SITE: torch.full((len(BITS),), 2.0).log()})
     assert doubled.steps[SITE].tolist() == pytest.approx((2 * run.table.steps[SITE]).tolist())

@@ -15,7 +15,19 @@ if TYPE_CHECKING:
     from anybit.errors import AnybitError
     from anybit.federated.sampling import SamplingOptions
     from anybit.federated.server import ServerOptions
-    from anybit.federated.variants import Variant, apqn, baseline, fixed_width, kure, mqat, qat, sampled_width
+    from anybit.federated.variants import (
+        Variant,
+        apqn,
+        baseline,
+        carousel,
+        cycled_widths,
+        dealt_width,
+        fixed_width,
+        kure,
+        mqat,
+        qat,
+        sampled_width,
+    )
     from anybit.quant.grid import Width
     from anybit.quant.ranges import StepTable
     from anybit.quant.sites import SiteOptions, prepare, replace_batchnorm
@@ -33,7 +45,8 @@ _HOME = {
     "anybit.quant.grid": ("Width",),
     "anybit.quant.ranges": ("StepTable",),
     "anybit.quant.sites": ("SiteOptions", "prepare", "replace_batchnorm"),
-    "anybit.federated.variants": ("Variant", "apqn", "baseline", "fixed_width", "kure", "mqat", "qat", "sampled_width"),
+    "anybit.federated.variants": ("Variant", "apqn", "baseline", "carousel", "cycled_widths", "dealt_width", "fixed_width",
+                                  "kure", "mqat", "qat", "sampled_width"),
     "anybit.training.course": ("Callback", "Progress"),
     "anybit.training.evaluation": ("Score",),
     "anybit.training.run": ("Run",),
@@ -43,8 +56,8 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "AnybitError", "Callback", "ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "Fitted", "Pipeline",
     "Progress", "RangeOptions", "Run", "SamplingOptions", "Score", "ServerOptions", "SiteOptions", "StepTable", "Variant",
-    "Width", "apqn", "baseline", "evaluate", "fit", "fixed_width", "kure", "mqat", "prepare", "qat", "replace_batchnorm",
-    "sampled_width",
+    "Width", "apqn", "baseline", "carousel", "cycled_widths", "dealt_width", "evaluate", "fit", "fixed_width", "kure",
+    "mqat", "prepare", "qat", "replace_batchnorm", "sampled_width",
 ]
 
 

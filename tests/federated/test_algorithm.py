@@ -15,6 +15,7 @@ from anybit.federated.algorithm import (
     ClientStep,
     LocalStep,
     Rates,
+    RoundInputs,
     client_update,
     client_weighting,
     clipped,
@@ -23,7 +24,7 @@ from anybit.federated.algorithm import (
     sgd_step,
 )
 from anybit.federated.cohort import Batch, Cohort, build_cohort
-from anybit.federated.server import ServerOptions, server
+from anybit.federated.server import ServerOptions, pace, server
 from anybit.federated.state import Given, LogSteps, State, Trainable
 from anybit.quant.grid import BITS, Width
 from anybit.tensors import picked
@@ -38,7 +39,7 @@ def cohort_of(sizes: list[int], widths: list[Width], batch_size: int = 2) -> Coh
     return build_cohort(1, 0, range(len(sizes)), widths, split, batch_size, 1)
 
 
-def quadratic(w: Trainable, given: Given, width: Tensor, xi: Batch) -> tuple[Tensor, Tensor]:
+def quadratic(w: Trainable, given: Given, xi: Batch) -> tuple[Tensor, Tensor]:
     """½(w − 1)²: gradient w − 1."""
     value = 0.5 * (w.w["w"] - 1) ** 2
     return value, value
@@ -46,18 +47,19 @@ def quadratic(w: Trainable, given: Given, width: Tensor, xi: Batch) -> tuple[Ten
 
 def both_forms(mapped: Callable[..., Any]) -> ClientStep:
     """A client step that is the same alone."""
-    def alone(given: Given, width: Tensor) -> LocalStep[Trainable]:
-        return lambda w, xi: mapped(w, given, width, xi)
+    def alone(given: Given) -> LocalStep[Trainable]:
+        return lambda w, xi: mapped(w, given, xi)
     return ClientStep(mapped, alone)
 
 
 half_step = both_forms(functools.partial(sgd_step, loss=quadratic, rates=Rates(0.5, 0.5)))
+AT_ONE = pace(ServerOptions(lr=1.0), 0, 1)
 ZERO, NOTHING, NONE = Trainable({"w": torch.tensor(0.0)}), Given({}), LogSteps({}, {})
 
 
 def test_client_update_by_hand() -> None:
     cohort = cohort_of([4], [Width(32, 32)])
-    delta, losses = client_update(ZERO, cohort.batches(0), half_step.alone(NOTHING, cohort.width_bits[0]))
+    delta, losses = client_update(ZERO, cohort.batches(0), half_step.alone(NOTHING))
     # two batches: 0 → 0.5 → 0.75
     assert float(delta.w["w"]) == pytest.approx(0.75)
     assert losses.tolist() == pytest.approx([0.5, 0.125])
@@ -88,11 +90,11 @@ def test_a_learned_step_is_bounded_by_itself_and_shortens_no_other() -> None:
 def test_a_round_averages_uniformly_or_by_examples(engine: str) -> None:
     """Clients with 2 and 6 examples do 1 and 3 steps: deltas 0.5 and 0.875."""
     cohort = cohort_of([2, 6], [Width(32, 32)] * 2)
-    sgd = server(ServerOptions("sgd", lr=1.0))
+    sgd = server(ServerOptions("sgd"))
     for by_examples, expected in ((False, (0.5 + 0.875) / 2), (True, (2 * 0.5 + 6 * 0.875) / 8)):
         state = State(ZERO.w, NONE, ())
-        new, losses = federated_round(state, NOTHING, cohort, half_step, sgd, ENGINES[engine].map_clients,
-                                      client_weighting(cohort, by_examples))
+        inputs = RoundInputs(NOTHING, cohort, client_weighting(cohort, by_examples), AT_ONE)
+        new, losses = federated_round(state, inputs, half_step, sgd, ENGINES[engine].map_clients)
         assert float(new.w["w"]) == pytest.approx(expected)
         assert losses.shape == (2, 3)
         assert losses[0].tolist() == pytest.approx([0.5, 0, 0])
@@ -116,22 +118,23 @@ def test_learned_steps_average_over_the_clients_that_trained_at_them() -> None:
 def test_learned_steps_take_plain_server_steps() -> None:
     """Server Adam must not touch log Δ: its first step would be larger than Δ₈ itself."""
     cohort = cohort_of([2, 2], [Width(2, 32)] * 2)
-    adam = server(ServerOptions("adam", lr=1.0))
+    adam = server(ServerOptions("adam"))
     state = State(ZERO.w, LogSteps({"layer": torch.zeros(7)}, {}), adam.init(ZERO.w))
 
-    def step(w: Trainable, given: Given, width: Tensor, xi: Batch) -> tuple[Trainable, Tensor]:
+    def step(w: Trainable, given: Given, xi: Batch) -> tuple[Trainable, Tensor]:
         log_steps = {"layer": w.log_steps.weights["layer"] + torch.tensor([1e-6, 0, 0, 0, 0, 0, 0])}
         return Trainable({"w": w.w["w"] + 1e-6}, LogSteps(log_steps, {})), torch.zeros(())
 
-    new, _ = federated_round(state, NOTHING, cohort, both_forms(step), adam, ENGINES["sequential"].map_clients,
-                             client_weighting(cohort))
+    inputs = RoundInputs(NOTHING, cohort, client_weighting(cohort), AT_ONE)
+    new, _ = federated_round(state, inputs, both_forms(step), adam, ENGINES["sequential"].map_clients)
     assert float(new.w["w"]) == pytest.approx(0.99, abs=0.011)
     assert new.log_steps.weights["layer"].tolist() == pytest.approx([1e-6, 0, 0, 0, 0, 0, 0])
 
 
 def test_a_padded_step_changes_nothing() -> None:
     cohort = cohort_of([2], [Width(32, 32)])
-    padded = replace(cohort, index=torch.zeros(1, 3, 2, dtype=torch.int64), rows=torch.tensor([[[1.0, 1], [0, 0], [0, 0]]]))
+    padded = replace(cohort, index=torch.zeros(1, 3, 2, dtype=torch.int64), width_bits=cohort.width_bits.expand(1, 3, 2),
+                     rows=torch.tensor([[[1.0, 1], [0, 0], [0, 0]]]))
     for engine in ENGINES.values():
         deltas, _ = gathered(engine, half_step, ZERO, NOTHING, padded)
         assert deltas["w"].tolist() == pytest.approx([0.5])

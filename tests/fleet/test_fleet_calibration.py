@@ -18,6 +18,7 @@ from anybit.quant.calibrate import (
     activation_ranges,
     activation_seen,
     activation_table,
+    grids_of_inputs,
     ranges_of,
     table_of,
 )
@@ -36,17 +37,18 @@ def test_merged_statistics_give_the_centralized_steps(mlp: nn.Module, blobs: Any
     central = activation_table(mlp, options, w, images, rule)
     parts = [images[:30], images[30:31], images[31:]]
     seen = merged_seen([activation_seen(mlp, options, w, part) for part in parts])
-    merged = table_of(ranges_of(seen), rule, options.activation_grid, lambda candidates: merged_errors(
+    merged = table_of(ranges_of(seen), rule, grids_of_inputs(mlp, options), lambda candidates: merged_errors(
         [activation_errors(mlp, options, w, part, candidates) for part in parts]))
     for site, steps in central.steps.items():
         torch.testing.assert_close(merged.steps[site], steps, rtol=1e-5, atol=0)
 
 
 @pytest.mark.usefixtures("own_models")
-@pytest.mark.parametrize("rule", RULES)
-def test_a_calibration_round_gives_the_steps_of_the_devices_images(rule: RangeRule) -> None:
-    """Every device sends the statistics of all its images: the steps of all of them together."""
-    config = small("variant.sites=WA", f"ranges.activations={rule}", "ranges.calibration_images=100000")
+@pytest.mark.parametrize(("rule", "variant"), [*((rule, "mqat") for rule in RULES), ("mse", "carousel")])
+def test_a_calibration_round_gives_the_steps_of_the_devices_images(rule: RangeRule, variant: str) -> None:
+    """Every device sends the statistics of all its images: the steps of all of them together, each on its site's grid."""
+    config = small(f"variant.name={variant}", "variant.sites=WA", f"ranges.activations={rule}",
+                   "ranges.calibration_images=100000")
     grid = LocalGrid(nodes(4))
     training = fleet(config, grid)
     state, table = training.start()
@@ -54,7 +56,9 @@ def test_a_calibration_round_gives_the_steps_of_the_devices_images(rule: RangeRu
     named = Components(config, ["anybit_test_models"])
     data = named.build_data()
     images = data.pipeline(data.train.x[torch.from_numpy(np.concatenate(named.build_split(data)))])
-    central = activation_table(training.computation.task.model, config.sites, state.w, images, rule)
+    sites = training.computation.config.sites
+    assert sites.one_sided == (("3",) if variant == "carousel" else None)
+    central = activation_table(training.computation.task.model, sites, state.w, images, rule)
     for site, steps in central.steps.items():
         torch.testing.assert_close(table.steps[site], steps, rtol=1e-4, atol=0)
 

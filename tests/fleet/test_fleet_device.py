@@ -50,12 +50,13 @@ def test_a_device_keeps_its_width_whatever_the_server_says() -> None:
 
 
 @pytest.mark.usefixtures("own_models")
-def test_inference_only_devices_get_the_model_at_their_width(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overrides", [[], ["variant.name=carousel", "variant.sites=WA"]], ids=["mqat", "carousel"])
+def test_inference_only_devices_get_the_model_at_their_width(tmp_path: Path, overrides: list[str]) -> None:
     """They take no part in the training, receive few bytes, and measure what the server would have measured there."""
-    devices = {**nodes(4), 4: {"bits": 2, "role": "inference", "partition-id": 0},
+    devices = {**nodes(4), 4: {"width": "W2", "role": "inference", "partition-id": 0},
                5: {"width": "W8A8", "role": "inference", "partition-id": 1}}
     devices[4]["partition-id"], devices[5]["partition-id"] = 4, 5
-    config = small("split.clients=6", "rounds=2", "evaluation.sites=[\"W\", \"WA\"]")
+    config = small("split.clients=6", "rounds=2", "evaluation.sites=[\"W\", \"WA\"]", *overrides)
     serve(LocalGrid(devices), config, tmp_path / "run", ["anybit_test_models"])
     assert all(set(entry["asked"]) == {0, 1, 2, 3} for entry in logged(tmp_path / "run", "round"))
     (delivery,) = logged(tmp_path / "run", "delivery")
@@ -63,10 +64,11 @@ def test_inference_only_devices_get_the_model_at_their_width(tmp_path: Path) -> 
     (training,) = logged(tmp_path / "run", "round")[-1:]
     assert delivery["bytes_down"] / 2 < training["bytes_down"] / 4
     run = Run.load(tmp_path / "run", trusted=["anybit_test_models"])
-    task = local_task(run.config, Node(4), ["anybit_test_models"])
-    scores = anybit.evaluate(run.model(), (task.data.train.x, task.data.train.y), ["W2", "WA8"], steps="table",
-                             table=run.steps(), pipeline=task.data.pipeline)
-    assert delivery["devices"][0]["score"] == pytest.approx(scores["W2"].metric, abs=1e-4)
+    for client, width in ((4, "W2"), (5, "WA8")):
+        task = local_task(run.config, Node(client), ["anybit_test_models"])
+        scores = anybit.evaluate(run.model(), (task.data.train.x, task.data.train.y), [width], steps="table",
+                                 table=run.steps(), pipeline=task.data.pipeline, sites=run.config.sites)
+        assert delivery["devices"][client - 4]["score"] == pytest.approx(scores[width].metric, abs=1e-4)
 
 
 @pytest.mark.usefixtures("own_models")

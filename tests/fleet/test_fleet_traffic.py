@@ -20,6 +20,7 @@ from anybit.fleet.traffic import (
 from anybit.fleet.wire import Refused, layout, payload_bytes, read_tensors, to_record
 from anybit.quant.calibrate import weight_table
 from anybit.quant.grid import BITS, Grid, Width, limits, quantize
+from anybit.quant.ranges import SPREAD
 from anybit.quant.sites import SiteOptions, prepare
 
 W = {"a.weight": torch.randn(40, 25, generator=torch.Generator().manual_seed(1)) / 100, "a.bias": torch.zeros(3)}
@@ -69,19 +70,19 @@ def test_codes_outside_their_range_are_refused() -> None:
 
 
 @pytest.mark.parametrize("options", [SiteOptions(), SiteOptions(per_channel=True), SiteOptions(first_last_bits=8),
-                                     SiteOptions(weight_grid="narrow")])
+                                     SiteOptions(weight_grid="narrow"), SiteOptions(weight_grid="centred")])
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_the_model_arrives_as_it_is_quantized(mlp: nn.Module, options: SiteOptions, bits: int) -> None:
     w = {name: p.detach() for name, p in mlp.named_parameters()}
     prepared, width = prepare(mlp, options=options), Width(bits, 32)
-    table = weight_table(prepared, w, "mse", options.per_channel)
+    table = weight_table(prepared, w, "mse", options.per_channel, SPREAD)
     packed = low_bit_weights(prepared, w, table, width)
     content = RecordDict({"weights": to_record(packed)})
     arrays = read_tensors(content, "weights", low_bit_layout(prepared, layout(w), table, width))
     arrived = restored_weights(prepared, arrays, layout(w), table, width)
     own = options.first_last_bits or bits
     steps = table.steps["0.weight_quantizer"][BITS.index(own)]
-    expected = quantize(w["0.weight"], Grid(steps, *limits(torch.tensor(own), options.weight_grid)))
+    expected = quantize(w["0.weight"], Grid(steps, *limits(torch.tensor(own), options.weight_grid or "full")))
     torch.testing.assert_close(arrived["0.weight"], expected)
     assert torch.equal(arrived["0.bias"], w["0.bias"])
     assert packed["0.weight"].numel() == math.ceil(w["0.weight"].numel() * own / 8)

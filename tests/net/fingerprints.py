@@ -52,7 +52,7 @@ def _cohorts() -> dict[str, str]:
     drawn = {policy: sample_cohort(options, 1, 2, 30, 8, lambda clients: fixed.widths_of(1, 2, clients))
              for policy, options in (("stratified", SamplingOptions("stratified")),
                                      ("weighted", SamplingOptions("weighted", {"W2": 3.0})))}
-    return {"cohort": sha([cohort.clients, cohort.index, cohort.rows, cohort.keys, cohort.width_bits]),
+    return {"cohort": sha([cohort.clients, cohort.index, cohort.rows, cohort.keys, torch.tensor(cohort.widths)]),
             **{f"cohort {policy}": sha([clients]) for policy, clients in drawn.items()}}
 
 

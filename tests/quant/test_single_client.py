@@ -20,12 +20,21 @@ def test_on_grid() -> None:
     assert inside.tolist() == [0, 1, 1, 1, 1, 1, 0, 0, 0]
 
 
+def test_on_half_integers() -> None:
+    """Δ = 0.5 and levels −1.5 … 1.5: the derivative is 0 outside of ±1, not of ±0.75."""
+    x = torch.tensor([-1.01, -0.99, -0.5, 0.0, 0.2, 0.5, 0.99, 1.01, float("nan")])
+    y, inside = on_grid(x, torch.tensor(0.5), -1.5, 1.5)
+    assert y[:-1].tolist() == [-0.75, -0.75, -0.75, 0.25, 0.25, 0.25, 0.75, 0.75]
+    assert inside.tolist() == [0, 1, 1, 1, 1, 1, 1, 0, 0]
+
+
 def test_tensors_round_together_as_each_does_by_itself() -> None:
     """Other shapes, limits, and steps per channel; the gradient by `quantize` goes through a product and a quotient."""
     torch.manual_seed(0)
-    leaves = [torch.randn(shape, requires_grad=True) for shape in ((3, 2, 2, 2), (5, 4), (7,))]
+    leaves = [torch.randn(shape, requires_grad=True) for shape in ((3, 2, 2, 2), (5, 4), (7,), (40,), (4, 9))]
     grids = [HostGrid(torch.tensor(0.3), -2.0, 1.0, on_grid), HostGrid(torch.rand(5, 1) + 0.1, -3.0, 3.0, on_grid),
-             HostGrid(torch.tensor(0.05), -8.0, 7.0, on_grid)]
+             HostGrid(torch.tensor(0.05), -8.0, 7.0, on_grid), HostGrid(torch.tensor(0.25), -3.5, 3.5, on_grid),
+             HostGrid(torch.rand(4, 1) + 0.1, -1.5, 1.5, on_grid)]
     factors = [torch.randn(x.shape) for x in leaves]
     together, each = rounded(grids, leaves), [grid(x) for grid, x in zip(grids, leaves, strict=True)]
     reference = [quantize(x, Grid(g.step, torch.tensor(g.low), torch.tensor(g.high)))
@@ -48,7 +57,8 @@ class Net(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("options", [SiteOptions(), SiteOptions(per_channel=True), SiteOptions(first_last_bits=8)])
+@pytest.mark.parametrize("options", [SiteOptions(), SiteOptions(per_channel=True), SiteOptions(first_last_bits=8),
+                                     SiteOptions("centred", "auto", one_sided=("read",))])
 @pytest.mark.parametrize("width", [Width(2, 32), Width(4, 3), Width(32, 4), Width(32, 32)])
 @pytest.mark.parametrize("transform", [rounding, pseudo_noise])
 def test_alone_gives_what_bound_buffers_give(options: SiteOptions, width: Width, transform: Transform) -> None:

@@ -11,6 +11,7 @@ from anybit.errors import ModelError
 from anybit.models import resnet20
 from anybit.quant.calibrate import activation_ranges, activation_table, health_seen, layer_health, weight_table
 from anybit.quant.grid import BITS, Grid, Width, limits, quantize, rounding
+from anybit.quant.ranges import SPREAD
 from anybit.quant.sites import SiteOptions, bind, prepare, quantizers, replace_batchnorm, weight_sites
 
 ZERO = torch.zeros((), dtype=torch.int64)
@@ -21,7 +22,7 @@ def run(model: nn.Module, x: Tensor, width: tuple[int, int], options: SiteOption
     """The model's output at a width, with steps by `rule`."""
     prepared = prepare(model, rounding, rounding, options).eval()
     w = dict(model.named_parameters())
-    table = weight_table(prepared, w, rule, options.per_channel)  # type: ignore[arg-type]
+    table = weight_table(prepared, w, rule, options.per_channel, SPREAD)  # type: ignore[arg-type]
     table = table.merged(activation_table(model, options, w, x, "cover"))
     buffers = bind(prepared, table.steps, torch.tensor(width), rows=torch.ones(len(x)), key=ZERO, count=ZERO)
     with torch.no_grad():
@@ -75,7 +76,7 @@ def test_first_and_last_layer_at_another_width() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     prepared = prepare(model, rounding, rounding, SiteOptions(first_last_bits=8))
     w = dict(model.named_parameters())
-    table = weight_table(prepared, w, "minmax", False)
+    table = weight_table(prepared, w, "minmax", False, SPREAD)
     buffers = bind(prepared, table.steps, torch.tensor([2, 32]), rows=torch.ones(1), key=ZERO, count=ZERO)
     for layer, bits in (("0", 8), ("1", 2), ("2", 8)):
         step = table.steps[f"{layer}.weight_quantizer"][BITS.index(bits)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from anybit.cli.console import Debug, Import, Json, choice, print_json, print_table, say, step_rule
+from anybit.cli.inspect import warn_of_steps
 from anybit.cli.training import RunPath
 from anybit.errors import ConfigError
 
@@ -68,6 +69,7 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
         print_json(report)
     else:
         _print(artifacts, devices, costs, report)
+    warn_of_steps(run, steps, {a.width: a.verdict.artifact for a in artifacts.values()})
     say(f"artifacts: {exporter.folder}")
     refuse(list(artifacts.values()))
 

@@ -14,6 +14,7 @@ from anybit.errors import ConfigError
 
 if TYPE_CHECKING:
     from anybit.reproduction.compare import Comparison
+    from anybit.training.run import Run
 
 
 def evaluate(path: RunPath,
@@ -40,6 +41,14 @@ def evaluate(path: RunPath,
     scores = run.evaluate([str(w) for w in widths], rule)
     print_result(json, {name: score._asdict() for name, score in scores.items()}, ["width", "loss", metric],
                  [[name, f"{score.loss:.4f}", f"{score.metric:.2f}"] for name, score in scores.items()])
+    warn_of_steps(run, rule, {name: score.metric for name, score in scores.items()})
+
+
+def warn_of_steps(run: Run, rule: str | None, metrics: dict[str, float]) -> None:
+    """Say what other step sizes than the run's own lose."""
+    own, metric = run.evaluation["own"], run.evaluation["metric"]
+    if rule not in (None, own) and (lost := run.loss_to_own(metrics)):
+        say(f"warning: --steps {rule} loses {lost[1]:.2f} {metric} at {lost[0]} against the run's own step sizes ('{own}')")
 
 
 def report(paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],

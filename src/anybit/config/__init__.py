@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from anybit import recipes
-from anybit.errors import ConfigError
+from anybit.errors import ConfigError, did_you_mean
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
 from anybit.federated.variants import StepRule
@@ -80,7 +80,7 @@ class RangeOptions:
     """c of the rule "rms": a weight's range is ±c root mean squares."""
     follow: bool | None = None
     """Let the step sizes of weights follow their root mean square, Δ_t = Δ_start·rms(w_t)/rms(w_0), in every round; none:
-    the variant's choice, false but for carousel."""
+    the variant's choice, false in all of anybit's."""
     project: bool | None = None
     """Clip the server's weights to their widest range after every round; none: the variant's choice, false but for
     carousel."""
@@ -113,6 +113,10 @@ class EvaluationOptions:
         _at_least(1, every=self.every, batch_size=self.batch_size or 1)
         for bits in self.bits:
             check_bits(bits)
+
+    def due(self, round: int) -> bool:
+        """Tell if the model is evaluated after this many rounds, beside the last."""
+        return round % self.every == 0 or round in self.also
 
 
 @dataclass(frozen=True)
@@ -215,10 +219,16 @@ OPEN = {"sites.weight_grid": "full", "sites.activation_grid": "full", "sites.qua
 def chosen(config: Config, choices: Mapping[str, Any]) -> Config:
     """Return the config with the settings that it leaves open as the variant chooses them."""
     for setting, value in {**OPEN, **choices}.items():
+        if setting not in OPEN:
+            raise ConfigError(f"the variant chooses '{setting}', which a config cannot leave open: "
+                              f"{did_you_mean(setting, OPEN)}")
         table, _, name = setting.partition(".")
         options = getattr(config, table)
         if getattr(options, name) is None:
-            config = replace(config, **{table: replace(options, **{name: value})})
+            try:
+                config = replace(config, **{table: replace(options, **{name: value})})
+            except ConfigError as error:
+                raise ConfigError(f"{table}.{error}") from None
     server = config.server
     if server.deliver is None:
         steady = server.schedule == "constant" and server.average

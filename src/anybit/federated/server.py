@@ -49,7 +49,7 @@ class ServerOptions:
         if not 0 <= (self.average or 0) < 1:
             raise ConfigError(f"average = {self.average}: must be at least 0 and below 1")
         if self.deliver == "average" and self.average == 0:
-            raise ConfigError("deliver = average: there is none with average = 0")
+            raise ConfigError("deliver = average: no average is kept; set average, e.g. to 0.99")
 
 
 class Pace(NamedTuple):

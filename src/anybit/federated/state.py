@@ -92,8 +92,12 @@ def unlearned(prepared: nn.Module, table: StepTable) -> LogSteps:
 
 
 def trained_table(table: StepTable, w: Tensors, log_steps: Tensors) -> StepTable:
-    """Return the step sizes that belong to w: followed ones at its scale, learned ones Δ = Δ_start·exp(log(Δ/Δ_start))."""
-    steps = {**followed(table.steps, table.start_rms, w)}
+    """Return the step sizes that belong to w: followed ones at its scale, learned ones Δ = Δ_start·exp(log(Δ/Δ_start)).
+
+    All of them positive: while training 0 stands for 32 bits, which a weight that is all zero has.
+    """
+    steps = {site: step.clamp_min(torch.finfo(step.dtype).tiny) if site in table.start_rms else step
+             for site, step in followed(table.steps, table.start_rms, w).items()}
     return StepTable({**steps, **{site: steps[site] * value.exp() for site, value in log_steps.items()}})
 
 

@@ -71,7 +71,9 @@ class Variant:
     start: RangeRule = "minmax"
     """Step rule of weights at the start of the training."""
     choices: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Its choice of other settings that a config leaves open (see `Config.chosen`), e.g. {"sites.weight_grid": "narrow"}."""
+    """Its choice of other settings that a config leaves open (see `config.chosen`), e.g. {"sites.weight_grid": "narrow"}."""
+    endless: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """The same where nobody knows when a training ends, on a fleet of devices; empty: as anywhere."""
 
     def widths_of(self, seed: int, round: int, clients: Sequence[int]) -> list[Width]:
         """Return the width of each client of a cohort."""
@@ -170,33 +172,35 @@ def mqat(bits: Sequence[int] = (2, 3, 4, 6, 8, 32), sites: SiteKinds = "W", star
                    sampled_width(sites, bits, keep=fixed), start=start, evaluate="table")
 
 
-def carousel(bits: Sequence[int] = (2, 2, 3, 3, 4, 6, 8, 32), sites: SiteKinds = "W",
-             activation_bits: Sequence[int] = (2, 3, 4, 6, 8, 32), widths: WidthsOf = "steps", cap: bool = False,
-             start: RangeRule = "rms") -> Variant:
-    """Make our own method: every local step at another width, on a grid without bias, in ranges that follow the weights.
+def carousel(bits: Sequence[int] = (2, 3, 4, 6, 8, 32), sites: SiteKinds = "W", activation_bits: Sequence[int] | None = None,
+             widths: WidthsOf = "steps", cap: bool = False, start: RangeRule = "mse") -> Variant:
+    """Make our own method: every local step at another width, on a grid without bias, the server's weights kept in range.
 
     bits: list of which every client goes through shuffled copies; what stands in it twice is trained twice as often ·
-    activation_bits: the same of activations, where `sites` has them · widths: "clients" and "cohort" are its rivals, one
-    width per client from the same list · cap: every client keeps a largest width, and goes through those up to it.
+    activation_bits: the same for activations, where `sites` has them; none: `bits` · widths: "clients" and "cohort" are its
+    rivals, one width per client from the same list · cap: every client keeps a largest width, and goes through those up
+    to it.
     """
-    weights, activations = (_quantized_bits(b) if kind in sites else (FLOAT,)
-                            for kind, b in zip("WA", (bits, activation_bits), strict=True))
+    weights = _quantized_bits(bits) if "W" in sites else (FLOAT,)
+    activations = (FLOAT,) if "A" not in sites else _quantized_bits(
+        bits if activation_bits is None else activation_bits, "bits" if activation_bits is None else "activation_bits")
     if cap and widths != "steps":
         raise ConfigError(f"variant.cap: with widths = '{widths}' a client has one width, and no use for a cap")
     listed = weights if "W" in sites else activations
-    policies: dict[WidthsOf, WidthPolicy | None] = {
+    policies: dict[WidthsOf, WidthPolicy] = {
         "steps": sampled_width(sites, sorted({*listed}), keep=True) if cap else fixed_width(Width(FLOAT, FLOAT)),
         "clients": sampled_width(sites, listed), "cohort": dealt_width(sites, listed)}
-    choices = {"sites.weight_grid": "centred", "ranges.follow": True, "ranges.project": True, "server.schedule": "linear",
-               **({"sites.activation_grid": "unsigned", "sites.quantize_image": False} if "A" in sites else {})}
+    choices = {"sites.weight_grid": "centred", "ranges.project": True, "server.schedule": "linear",
+               **({"sites.activation_grid": "auto", "sites.quantize_image": False} if "A" in sites else {})}
     return Variant("carousel", sites, rounding, tuple(sorted({*weights, *activations})), policies[widths],
                    cycled_widths(weights, activations) if widths == "steps" else same_width, start=start,
-                   evaluate="table", choices=choices)
+                   evaluate="table", choices=choices,
+                   endless={**choices, "server.schedule": "constant", "server.average": 0.99})
 
 
-def _quantized_bits(bits: Sequence[int]) -> tuple[int, ...]:
+def _quantized_bits(bits: Sequence[int], setting: str = "bits") -> tuple[int, ...]:
     for b in bits:
         check_bits(b)
     if not any(b != FLOAT for b in bits):
-        raise ConfigError(f"variant.bits = {list(bits)}: at least one bit-width from 2…8 is needed")
+        raise ConfigError(f"variant.{setting} = {list(bits)}: at least one bit-width from 2…8 is needed")
     return tuple(bits)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from anybit.errors import RunError
-from anybit.quant.grid import Width
+from anybit.quant.grid import FLOAT, Width
 from anybit.training.run import Run
 
 
@@ -63,7 +63,8 @@ def _last_scores(run: Run) -> dict[int, tuple[str, float]]:
 def _fixed_widths(run: Run) -> dict[int, str]:
     variant, clients, seed = run.task().variant, range(len(run.folder.split())), run.config.seed
     first, later = (variant.widths_of(seed, round, clients) for round in (0, 1))
-    if first != later:
-        raise RunError(f"{run.folder.path}: its clients have no width of their own (variant '{variant.name}' draws one "
-                       "every round): train with variant.fixed=true, or on a fleet with bits in the node configs")
+    if first != later or set(first) == {Width(FLOAT, FLOAT)}:
+        own = "variant.cap=true" if variant.name == "carousel" else "variant.fixed=true"
+        raise RunError(f"{run.folder.path}: its clients have no width of their own (variant '{variant.name}' gives them all "
+                       f"the same): train with {own}, or on a fleet with bits in the node configs")
     return {client: str(width) for client, width in enumerate(first)}

@@ -32,11 +32,15 @@ class Devices:
         self.options, self.say = config.fleet, say
         self.exchange = Exchange(grid, self.options.poll, self.event)
         self.roster = Roster(self.exchange, sites, self.options.wait)
-        self.config_text = json.dumps(plain(config))
+        self.tell(config)
         self.folder: RunFolder | None = None
         """The run's folder, once there is one."""
         self.round = 0
         """The number of rounds done, sent with every question."""
+
+    def tell(self, config: Config) -> None:
+        """Send this config with every question from now on."""
+        self.config_text = json.dumps(plain(config))
 
     def event(self, entry: dict[str, Any]) -> None:
         """Log an event, and report it if something went wrong."""

@@ -6,7 +6,7 @@ import logging
 import shlex
 from pathlib import Path
 
-from anybit.config import Config, from_recipe
+from anybit.config import Config, chosen, from_recipe
 from anybit.errors import AnybitError, RunError
 from anybit.fleet.devices import Devices
 from anybit.fleet.flower import Context, Grid, ServerApp
@@ -32,7 +32,7 @@ def server_app(recipe: str | Path) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         settings = context.run_config
         trusted = str(settings.get("imports", "")).split()
-        config = settled(from_recipe(str(recipe), shlex.split(str(settings.get("overrides", "")))), trusted)
+        config = from_recipe(str(recipe), shlex.split(str(settings.get("overrides", ""))))
         serve(grid, config, Path(str(settings.get("run", "run"))), trusted, context.run_id)
 
     return app
@@ -43,7 +43,9 @@ def serve(grid: Grid, config: Config, path: Path, trusted: list[str], run_id: in
     folder = RunFolder(path)
     if folder.finished:
         raise RunError(f"{path} is finished: choose another folder for the next run, -c 'run=\"…\"'")
-    devices = Devices(grid, config, Components(config, trusted).build_variant().sites, _say)
+    variant = Components(config, trusted).build_variant()
+    config = settled(chosen(config, variant.endless or variant.choices), trusted)
+    devices = Devices(grid, config, variant.sites, _say)
     opened = open_run(path, config, lambda config: build_task(config, trusted), resume=True, trusted=trusted,
                       compute=lambda task, config: fleet_computation(task, config, devices))
     with opened.held():

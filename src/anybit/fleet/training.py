@@ -26,10 +26,10 @@ from anybit.fleet.flower import ArrayRecord
 from anybit.fleet.roster import Member
 from anybit.fleet.traffic import low_bit_weights
 from anybit.fleet.wire import payload_bytes, to_record
-from anybit.quant.calibrate import ranges_of, table_of
+from anybit.quant.calibrate import grids_of_inputs, ranges_of, table_of
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import ActivationRule, StepTable
-from anybit.quant.sites import prepare, quantizers
+from anybit.quant.sites import prepare
 from anybit.tensors import Part, Tensors, moved, picked
 from anybit.training.computation import Computation, open_computation
 from anybit.training.course import Callback, RoundResult, Training, Watch
@@ -49,6 +49,7 @@ def fleet_computation(task: Task, config: Config, devices: Devices) -> Computati
     if on_devices:  # test inputs stand in where only shapes and diagnostics are wanted
         task = replace(task, data=replace(task.data, train=task.data.test, coarse=None, ids=None))
     opened = open_computation(task, config, _check_minimum)
+    devices.tell(opened.config)  # and not what it left open: a device would choose by its own few images
     # Evaluated here: the threads of a server do not survive a fork.
     evaluator = replace(opened.evaluator, engine=Engine())
     if on_devices:
@@ -120,13 +121,20 @@ class FleetRounds:
 
     def _sample(self, round: int) -> list[tuple[Member, Width]]:
         """Draw S_t among the devices that are there, each with its own width or the one that the variant draws."""
-        least, config, variant = self.devices.options.minimum, self.computation.config, self.computation.task.variant
+        least, config = self.devices.options.minimum, self.computation.config
         present = list(self.devices.present(least, least).values())
-        widths = [m.width or variant.widths_of(config.seed, round, [m.client])[0] for m in present]
+        widths = self._widths(round, present)
         size = min(config.cohort, int((shares(config.sampling, widths) > 0).sum()))
         chosen = sample_cohort(config.sampling, config.seed, round, len(present), size,
                                lambda positions: [widths[i] for i in positions])
-        return [(present[i], widths[i]) for i in chosen]
+        members = [present[i] for i in chosen]
+        return list(zip(members, self._widths(round, members), strict=True))
+
+    def _widths(self, round: int, members: Sequence[Member]) -> list[Width]:
+        """Return the width of every device: its own, or the one that the variant gives it among these."""
+        variant, seed = self.computation.task.variant, self.computation.config.seed
+        drawn = variant.widths_of(seed, round, [member.client for member in members])
+        return [member.width or width for member, width in zip(members, drawn, strict=True)]
 
 
 def answered(round: int, updates: list[Update], computation: Computation) -> tuple[Cohort, list[Part]]:
@@ -161,15 +169,15 @@ class Calibration:
         chosen = sample_clients(self.config.seed, CALIBRATION, len(present),
                                 min(self.config.fleet.calibration_devices, len(present)))
         members = [present[i] for i in sorted(chosen)]
-        sites = list(quantizers(prepare(self.task.model, options=self.config.sites), "activations"))
+        grids = grids_of_inputs(self.task.model, self.config.sites)
         record, round = to_record(w), self.devices.round
 
         def errors_of(candidates: Tensors) -> Tensors:
             return merged_errors(self._ask(members, "errors", lambda reply: check_errors(reply, round, candidates),
                                            {"w": record, "candidates": to_record(candidates)}))
 
-        seen = merged_seen(self._ask(members, "ranges", lambda reply: check_seen(reply, round, sites), {"w": record}))
-        return table_of(ranges_of(seen), rule, self.config.sites.grid("activations"), errors_of).to(self.device)
+        seen = merged_seen(self._ask(members, "ranges", lambda reply: check_seen(reply, round, list(grids)), {"w": record}))
+        return table_of(ranges_of(seen), rule, grids, errors_of).to(self.device)
 
     def _ask(self, members: list[Member], kind: str, check: Callable[[Reply], T],
              arrays: dict[str, ArrayRecord]) -> list[T]:

@@ -105,35 +105,47 @@ def ranges_of(seen: Tensors) -> dict[str, ActivationRange]:
 
 def activation_table(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor, rule: ActivationRule) -> StepTable:
     """Estimate the step sizes of every activation site on `images` with the full-precision model."""
-    return table_of(activation_ranges(model, options, w, images), rule, options.grid("activations"),
+    return table_of(activation_ranges(model, options, w, images), rule, grids_of_inputs(model, options),
                     lambda candidates: activation_errors(model, options, w, images, candidates))
 
 
-def table_of(seen: Mapping[str, ActivationRange], rule: ActivationRule, grid: GridName,
+def grids_of_inputs(model: nn.Module, options: SiteOptions) -> dict[str, GridName]:
+    """Return {activation site: its grid}."""
+    return {name: site.grid for name, site in quantizers(prepare(model, options=options), "activations").items()}
+
+
+def one_sided_layers(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor) -> tuple[str, ...]:
+    """Return the layers whose inputs are never negative on `images`, as after a ReLU."""
+    seen = activation_ranges(model, options, w, images)
+    return tuple(site.removesuffix(".input_quantizer") for site, r in seen.items() if float(r.low) >= 0)
+
+
+def table_of(seen: Mapping[str, ActivationRange], rule: ActivationRule, grids: Mapping[str, GridName],
              errors_of: Callable[[Tensors], Tensors]) -> StepTable:
     """Return the step sizes that ranges give by a rule; "mse" also asks for the squared errors of its candidates."""
     if rule == "mse":
-        candidates = {name: ranges.candidate_steps(r.low, r.high, grid) for name, r in seen.items()}
+        candidates = {name: ranges.candidate_steps(r.low, r.high, grids[name]) for name, r in seen.items()}
         errors = errors_of(candidates)
         return StepTable({name: ranges.best_steps(candidates[name], errors[name]) for name in candidates})
-    steps: dict[str, Callable[[ActivationRange], Tensor]] = {
-        "minmax": lambda r: ranges.minmax_steps(r.low, r.high, grid), "lsq": lambda r: ranges.lsq_steps(r.mean, grid),
-        "cover": lambda r: ranges.cover_steps(r.low, r.high, grid),
-        "running": lambda r: ranges.minmax_steps(r.usual_low, r.usual_high, grid)}
-    return StepTable({name: steps[rule](r) for name, r in seen.items()})
+    steps: dict[str, Callable[[ActivationRange, GridName], Tensor]] = {
+        "minmax": lambda r, grid: ranges.minmax_steps(r.low, r.high, grid),
+        "lsq": lambda r, grid: ranges.lsq_steps(r.mean, grid),
+        "cover": lambda r, grid: ranges.cover_steps(r.low, r.high, grid),
+        "running": lambda r, grid: ranges.minmax_steps(r.usual_low, r.usual_high, grid)}
+    return StepTable({name: steps[rule](r, grids[name]) for name, r in seen.items()})
 
 
 def activation_errors(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor,
                       candidates: Tensors) -> dict[str, Tensor]:
     """Return Σ (Q(x) − x)² over `images` at every activation site, for every candidate step size and bit-width."""
-    def observer(of_site: Tensor) -> Observer:
+    def observer(of_site: Tensor, name: GridName) -> Observer:
         def fold(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
-            return seen + ranges.squared_errors(x, of_site, options.grid("activations"))
+            return seen + ranges.squared_errors(x, of_site, name)
         return Observer(torch.zeros_like(of_site, dtype=torch.float64), fold)
 
     prepared = prepare(model, options=options).eval()
     for name, site in quantizers(prepared, "activations").items():
-        site.observer = observer(candidates[name])
+        site.observer = observer(candidates[name], site.grid)
     return _observe(prepared, w, {}, [images])
 
 

@@ -11,7 +11,7 @@ import copy
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -26,8 +26,10 @@ class SiteOptions:
 
     weight_grid: GridName | None = None
     """Grid of the weights; none: the variant's choice, the paper's full grid but for carousel."""
-    activation_grid: GridName | None = None
-    """Grid of the activations; none: the variant's choice."""
+    activation_grid: Literal[GridName, "auto"] | None = None
+    """Grid of the activations. auto: unsigned where they are never negative, full elsewhere; none: the variant's choice."""
+    one_sided: tuple[str, ...] | None = None
+    """Layers whose inputs are never negative, for auto; none: seen on training images at the start, and then kept."""
     per_channel: bool = False
     """One step size per output channel of a weight, instead of one per tensor."""
     first_last_bits: int | None = None
@@ -37,9 +39,11 @@ class SiteOptions:
     full_precision: tuple[str, ...] = ()
     """Names of layers (or of stray parameters) that stay in full precision."""
 
-    def grid(self, kind: Kind) -> GridName:
-        """Return the grid of a kind of sites."""
-        return (self.weight_grid if kind == "weights" else self.activation_grid) or "full"
+    def grid_of_input(self, layer: str) -> GridName:
+        """Return the grid of a layer's input."""
+        if self.activation_grid == "auto":
+            return "unsigned" if layer in (self.one_sided or ()) else "full"
+        return self.activation_grid or "full"
 
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -52,10 +56,10 @@ def prepare(model: nn.Module, weights: Transform | None = None, activations: Tra
     model = copy.deepcopy(model)
     layers = _checked_layers(model, options)
     last, instead = len(layers) - 1, dict[nn.Module, nn.Module]()
-    for number, layer in enumerate(layers.values()):
+    for number, (name, layer) in enumerate(layers.items()):
         own_bits = options.first_last_bits if number in (0, last) else None
-        weight = Quantizer("weights", 2 * number, options.grid("weights"), weights, own_bits)
-        activation = Quantizer("activations", 2 * number + 1, options.grid("activations"), activations, own_bits,
+        weight = Quantizer("weights", 2 * number, options.weight_grid or "full", weights, own_bits)
+        activation = Quantizer("activations", 2 * number + 1, options.grid_of_input(name), activations, own_bits,
                                kept=number == 0 and options.quantize_image is False)
         dropout = KeyedDropout(last_dropout, 2 * len(layers)) if number == last and last_dropout else nn.Identity()
         instead[layer] = quantized_layer(layer, weight, activation, dropout)

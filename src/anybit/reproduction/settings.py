@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anybit.config import from_recipe
+from anybit.config import Config, chosen, from_recipe
 from anybit.config.compare import flatten
 from anybit.errors import RunError
 from anybit.files.schema import plain
@@ -22,6 +23,8 @@ _COMPUTED = "compute."
 """Settings of the computation: named below a table, and no other reading of the paper."""
 _ACTIVATIONS = ("ranges.activations", "ranges.calibration_images", "sites.activation_grid", "sites.quantize_image")
 """Settings without effect where no activation is rounded."""
+_GROWING = ("server.", "ranges.", "sites.")
+"""Tables whose settings were added to over time, all with defaults that change nothing."""
 _CHOSEN = ("seed", "device", "engine", "threads", "compute.convolution", "compute.workers")
 """Settings that a machine chooses, or that a command names otherwise."""
 
@@ -72,4 +75,12 @@ class Settings:
                      for key, value in settings.items() if value != self.wanted.get(key) and key not in self.ignored)
 
     def _training(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in settings.items() if not key.startswith(_HOW) and key not in self.ignored}
+        """Leave out what does not change the training; a setting that is younger than a run had its default there."""
+        return {key: value for key, value in {**_younger(), **settings}.items()
+                if not key.startswith(_HOW) and key not in self.ignored}
+
+
+@functools.cache
+def _younger() -> Mapping[str, Any]:
+    defaults = flatten(plain(chosen(Config(), {})))
+    return {key: value for key, value in defaults.items() if key.startswith(_GROWING)}

@@ -16,6 +16,7 @@ import torch
 from anybit import theory
 from anybit.config import Config
 from anybit.errors import ConfigError
+from anybit.federated.cohort import same_width
 from anybit.federated.state import trainable_weights
 from anybit.federated.variants import Variant
 from anybit.quant.grid import FLOAT, Grid, Width, pseudo_noise, quantize, rounding
@@ -161,6 +162,13 @@ def departures(task: Task, config: Config, s: Setting, local_steps: list[int], c
         "activations are quantized too, the theorem is about weights":
             variant.transform is not None and "A" in variant.sites,
         "steps are learned, the theorem takes them as fixed: those at the end are used": config.ranges.learned,
+        "the server's learning rate goes down, the theorem takes it as fixed: that of the start is used":
+            config.server.schedule in ("linear", "cosine"),
+        "step sizes follow the weights, the theorem takes them as fixed: those at the end are used":
+            bool(config.ranges.follow),
+        "the server's weights are clipped to their range, the theorem leaves them": bool(config.ranges.project),
+        "the local steps of a client have widths of their own, the theorem gives it one":
+            variant.step_widths is not same_width,
         "deltas are averaged by examples, the theorem takes 1/|S|": config.weighting != "uniform",
         f"variant '{variant.name}' quantizes no weight while training: R = 0, the bound of plain FedAvg":
             method_of(variant) is None,

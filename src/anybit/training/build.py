@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from anybit import models
-from anybit.config import OBJECT, Component, Config
+from anybit.config import OBJECT, Component, Config, chosen
 from anybit.data import sources, splits
 from anybit.data.examples import Data
 from anybit.errors import AnybitError, ConfigError, ModelError, did_you_mean
@@ -85,8 +85,9 @@ class Components:
         self.metric: PerExample = _function("metric", config.metric, METRICS, trusted)
 
     def written_out(self) -> Config:
-        """Return the config with every default argument of its data, split, model and variant in it."""
-        return replace(self.config, data=self.data.written_out(), split=self.split.written_out(),
+        """Return the config with every default argument of its data, split, model and variant, and the variant's choices."""
+        config = chosen(self.config, self.build_variant().choices)
+        return replace(config, data=self.data.written_out(), split=self.split.written_out(),
                        model=self.model.written_out(), variant=self.variant.written_out())
 
     def build_data(self) -> Data:

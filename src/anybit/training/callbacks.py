@@ -28,8 +28,7 @@ class Evaluations(Callback):
     """Evaluates the server model every so many rounds, and after the last."""
 
     def after_round(self, training: Training, progress: Progress) -> None:
-        options = training.config.evaluation
-        due = training.ended or training.round % options.every == 0 or training.round in options.also
+        due = training.ended or training.config.evaluation.due(training.round)
         if training.computation.engine.leads and due:
             progress.evaluation = self._evaluated(training)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from anybit.errors import ModelError
 from anybit.federated.state import State, trained_table
 from anybit.quant.ranges import StepTable
+from anybit.tensors import Tensors
 
 _SLOTS = ("w", "optimizer", "average", "table", "rms")
 _LEARNED = "log_step"
@@ -45,13 +46,17 @@ class Checkpoint:
         return State(w, log_steps, slots["optimizer"], slots["average"]), StepTable(slots["table"], slots["rms"])
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the server's weights."""
+        """Return the server's last weights."""
         return {name: tensor for name, tensor in self._slot("w").items() if not name.partition("/")[2]}
 
-    def table(self) -> StepTable:
-        """Return the step sizes that belong to the weights, learned ones and those that follow them."""
+    def average(self) -> dict[str, Tensor]:
+        """Return the average of the weights; empty where none is kept."""
+        return self._slot("average")
+
+    def table(self, w: Tensors | None = None) -> StepTable:
+        """Return the step sizes that belong to the weights (or to w, their average): learned ones, those that follow."""
         learned = {site: tensor for name, tensor in self._slot("w").items() if (site := name.partition("/")[2])}
-        return trained_table(StepTable(self._slot("table"), self._slot("rms")), self.weights(), learned)
+        return trained_table(StepTable(self._slot("table"), self._slot("rms")), w or self.weights(), learned)
 
     def _slot(self, slot: str) -> dict[str, Tensor]:
         parts = ((name.partition("/"), tensor) for name, tensor in self.tensors.items())

@@ -34,14 +34,14 @@ from anybit.federated.server import Pace, Server, pace, server
 from anybit.federated.state import Given, LogSteps, State, Trainable, projected, trainable_weights, unlearned
 from anybit.kernels import use_kernels
 from anybit.kernels.native import library, use_native
-from anybit.quant.calibrate import activation_ranges
+from anybit.quant.calibrate import activation_ranges, one_sided_layers
 from anybit.quant.grid import BITS
 from anybit.quant.ranges import StepTable
 from anybit.quant.single_client import SingleClientModel
 from anybit.quant.sites import prepare, quantizers, step_shapes, weight_sites
 from anybit.tensors import Tensors, moved
 from anybit.training.checks import check_clients, check_model, check_ranges
-from anybit.training.evaluation import Evaluator, build_evaluator, uses_kernels
+from anybit.training.evaluation import Evaluator, build_evaluator, calibration_images, uses_kernels
 from anybit.training.machine import open_engine, pick_device
 from anybit.training.task import Task
 
@@ -185,4 +185,11 @@ def open_computation(task: Task, config: Config, check: Callable[[Task, Config],
     (check or check_clients)(task, config)
     check_ranges(config, task.variant)
     check_model(task, config)
+    if config.sites.activation_grid == "auto" and config.sites.one_sided is None:
+        config = replace(config, sites=replace(config.sites, one_sided=_one_sided(task, config)))
     return Computation(task, config, device, engine, build_evaluator(task, config, engine))
+
+
+def _one_sided(task: Task, config: Config) -> tuple[str, ...]:
+    images = calibration_images(task.data, config.ranges.calibration_images, config.seed)
+    return one_sided_layers(task.model, config.sites, trainable_weights(task.model), images)

@@ -97,7 +97,7 @@ class Training:
         """Take the result of a round: check it, and tell whoever follows."""
         loss = mean_loss(result.losses, result.cohort, self._advice)
         self.round, self.state = self.round + 1, result.state
-        due = self.round % self.config.checkpoint_every == 0 or self.round % self.config.evaluation.every == 0
+        due = self.round % self.config.checkpoint_every == 0 or self.config.evaluation.due(self.round)
         if due or self.ended or self.watch.stop:
             check_finite(self.state, self.round, self._advice)
         progress = Progress(self.round, self.config.rounds, loss)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from anybit.config import Config
+from anybit.config import Config, chosen
 from anybit.environment import environment
 from anybit.errors import RunError
 from anybit.files.schema import plain
@@ -52,9 +52,9 @@ def open_run(path: Path | None, config: Config | None, make_task: Callable[[Conf
     if resume and path is not None and (path / "config.json").exists():
         folder = RunFolder.open(path)
         stored = folder.stored_config()
-        if same and config is not None:
-            _check_same(path, stored, config, trusted)
         task = replace(make_task(stored), split=folder.split())
+        if same and config is not None:
+            _check_same(path, stored, config, task, trusted)
         with computing(stored):
             computation = compute(task, stored)
         return OpenRun(computation, folder if computation.engine.leads else Follower(path), True)
@@ -75,8 +75,11 @@ def _new_folder(path: Path | None, computation: Computation, task: Task) -> RunF
     return RunFolder.create(path, plain(computation.config), environment(), task.split)
 
 
-def _check_same(path: Path, stored: Config, config: Config, trusted: Collection[str]) -> None:
+def _check_same(path: Path, stored: Config, config: Config, task: Task, trusted: Collection[str]) -> None:
     """Raise unless a run's stored config is `config`, whose open choices it has settled."""
+    stored, config = (chosen(each, task.variant.choices) for each in (stored, config))
+    if config.sites.one_sided is None:
+        config = replace(config, sites=replace(config.sites, one_sided=stored.sites.one_sided))
     taken: dict[str, Any] = {name: getattr(stored, name) for name, open_choice in
                              (("engine", "auto"), ("device", "auto"), ("threads", None))
                              if getattr(config, name) == open_choice}

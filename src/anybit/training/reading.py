@@ -74,7 +74,12 @@ class RunRecord:
         if self.folder.finished:
             return self.folder.model(), _table(self.folder.steps(), self.folder.file("steps.json"))
         newest = self.folder.newest_checkpoint(torch.device("cpu"))
-        return (newest.weights(), newest.table().to_json()) if newest else ({}, {})
+        if newest is None:
+            return {}, {}
+        server = self.config.get("server")
+        average = newest.average() if isinstance(server, dict) and server.get("deliver") == "average" else {}
+        w = average or newest.weights()
+        return w, newest.table(w).to_json()
 
     @cached_property
     def split_sizes(self) -> list[int]:

@@ -29,7 +29,7 @@ def checked_evaluation(content: Any, path: Path) -> dict[str, Any]:
 
 
 def checked_metrics(entries: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    """Check the lines of metrics.jsonl: {round, loss[, evaluation: {steps, scores, layers_at, layers}]}."""
+    """Check the lines of metrics.jsonl: {round, loss[, evaluation: {steps, scores, layers_at, layers[, average]}]}."""
     for number, entry in enumerate(entries, 1):
         try:
             _whole(entry["round"])
@@ -44,7 +44,8 @@ def checked_metrics(entries: list[dict[str, Any]], path: Path) -> list[dict[str,
 def _check_course(evaluation: Mapping[str, Any]) -> None:
     _text(evaluation["steps"])
     Width.parse(_text(evaluation["layers_at"]))
-    check_scores(evaluation["scores"])
+    for scores in (evaluation["scores"], evaluation.get("last", {}), evaluation.get("average", {})):
+        check_scores(scores)
     for health in evaluation["layers"].values():
         _number(health["kurtosis"])
         _number(health["saturation"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,15 +68,22 @@ class Run:
             evaluator, w = self._evaluator()
             table = self.steps().to(evaluator.images.device)
             if steps is not None and steps != evaluator.own_steps:
-                table = evaluator.finder(w, self._trained_table(evaluator)).table(steps)
+                table = evaluator.finder(w, self._trained_table(evaluator, w)).table(steps)
             return evaluator.score(w, table, [Width.parse(width) for width in widths])
 
-    def _trained_table(self, evaluator: Evaluator) -> StepTable:
+    def _trained_table(self, evaluator: Evaluator, w: Tensors) -> StepTable:
         newest = self.folder.newest_checkpoint(evaluator.images.device)
         if newest is None:
             raise RunError(f"{self.folder.path} has no checkpoint, and only that holds the steps of the training: "
                            f"evaluate it at its own steps ('{evaluator.own_steps}')")
-        return newest.table()
+        return newest.table(w)
+
+    def loss_to_own(self, metrics: Mapping[str, float]) -> tuple[str, float] | None:
+        """Return (width, metric at the run's own step sizes − the one given), where it is largest; none: nothing is lost."""
+        own = self.evaluation["grid"][self.evaluation["own"]]
+        lost = {width: own[width]["metric"] - metric for width, metric in metrics.items() if width in own}
+        worst = max(lost, key=lambda width: lost[width], default=None)
+        return (worst, lost[worst]) if worst is not None and lost[worst] > 0 else None
 
     def mixed(self, on_scores: Callable[[dict[str, Score]], None] = lambda scores: None) -> dict[str, Score]:
         """Return {width: (loss, metric)} of every pair of bits of weights and activations, kept with the run's evaluation.

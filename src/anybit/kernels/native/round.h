@@ -17,7 +17,8 @@ inline void round_forward(const RoundShape& s, const float* x, const float* step
     const float low = static_cast<float>(s.low), high = static_cast<float>(s.high), offset = low - std::floor(low);
     for (int64_t c = 0; c < s.channels; ++c, x += s.size, y += s.size, inside += s.size)
         for (int64_t k = 0; k < s.size; ++k) {
-            const float level = std::nearbyint(x[k] / step[c] - offset) + offset;
+            const float below = std::nearbyint(x[k] / step[c] - offset);
+            const float level = offset ? below + offset : below;  // -0 stays -0, which -0 + 0 is not
             const float clipped = level < low ? low : level > high ? high : level;
             y[k] = clipped * step[c];
             inside[k] = level == clipped ? 1.0f : 0.0f;
