@@ -123,6 +123,7 @@ def mutate_safetensors(content: bytes, draw: random.Random) -> bytes:
     facts = header.setdefault("__metadata__", {})
     if draw.random() < 0.5:
         facts.pop("sha256", None)
+        facts.pop("sha256_of", None)
     if draw.random() < 0.3:
         body = mutate_bytes(body, draw)
     for key in ("packed", "activations"):

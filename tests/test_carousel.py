@@ -127,7 +127,7 @@ def test_an_opened_run_finds_the_steps_of_what_it_ships(tmp_path: Path, monkeypa
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 10))\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     trusted = ["anybit_own_net"]
-    config = from_recipe("quickstart/carousel", [
+    config = from_recipe("carousel/digits", [
         "model.name=anybit_own_net:tiny", "rounds=3", "cohort=3", "server.lr=0.2", "server.schedule=constant",
         "server.average=0.9", "ranges.follow=true", "client.batch_size=64", 'evaluation.steps=["rule"]',
         "evaluation.bits=[32, 2]"])
@@ -195,7 +195,7 @@ def test_a_training_chooses_what_its_config_leaves_open() -> None:
 
 
 def test_what_a_config_says_is_kept() -> None:
-    config = from_recipe("quickstart/carousel", ["sites.weight_grid=narrow", "ranges.project=false", "ranges.follow=true",
+    config = from_recipe("carousel/digits", ["sites.weight_grid=narrow", "ranges.project=false", "ranges.follow=true",
                                                  "server.schedule=cosine", "server.average=0.5"])
     of = chosen(config, anybit.carousel().choices)
     assert (of.sites.weight_grid, of.ranges.project, of.ranges.follow, of.server.schedule, of.server.average) == \

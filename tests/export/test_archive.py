@@ -45,7 +45,7 @@ def test_others_can_read_it(subject: Subject, tmp_path: Path) -> None:
 def test_the_numpy_loader_of_the_documentation(subject: Subject, tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.S)
     code = next(block for block in blocks if "def load_archive" in block)
-    assert re.findall(r"^(?:import|from) (\w+)", code, re.M) == ["json", "numpy"]
+    assert re.findall(r"^(?:import|from) (\w+)", code, re.M) == ["hashlib", "json", "numpy"]
     write_archive(tmp_path / "m.safetensors", subject, Width(3, 32))
     scope: dict[str, Any] = {}
     exec(code, scope)
@@ -54,6 +54,12 @@ def test_the_numpy_loader_of_the_documentation(subject: Subject, tmp_path: Path)
     assert set(loaded) == set(expected)
     for name, value in expected.items():
         assert np.array_equal(loaded[name], value.numpy()), name
+    written = (tmp_path / "m.safetensors").read_bytes()
+    header = 8 + int.from_bytes(written[:8], "little")
+    for at in (*range(8, header, 41), *range(header, len(written), 997)):
+        (tmp_path / "m.safetensors").write_bytes(written[:at] + bytes([written[at] ^ 1]) + written[at + 1:])
+        with pytest.raises((ValueError, KeyError)):
+            scope["load_archive"](tmp_path / "m.safetensors")
 
 
 def test_the_verb_verifies_it(exporter: Exporter) -> None:
@@ -68,7 +74,12 @@ def test_the_verb_verifies_it(exporter: Exporter) -> None:
 def test_damage_is_noticed(subject: Subject, tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     write_archive(path, subject, Width(4, 32))
-    content = bytearray(path.read_bytes())
+    written = path.read_bytes()
+    for at in range(0, 8 + int.from_bytes(written[:8], "little"), 3):
+        path.write_bytes(written[:at] + bytes([written[at] ^ 1 << at % 8]) + written[at + 1:])
+        with pytest.raises(RunError, match="is damaged"):
+            read_archive(path)
+    content = bytearray(written)
     content[-1] ^= 1
     path.write_bytes(content)
     with pytest.raises(RunError, match="SHA-256"):

@@ -38,17 +38,35 @@ def test_one_liar_of_five_moves_the_mean_but_neither_median_nor_trimmed_mean() -
     assert lied.mean(0).max() > 1e5
 
 
-def test_learned_steps_keep_the_mean_over_those_that_trained_at_them() -> None:
-    split = [np.arange(3)] * 2
-    cohort = build_cohort(1, 0, [0, 1], [Width(2, 32), Width(4, 32)], split, 3, 1)
-    deltas = Trainable({"w": torch.tensor([[1.0], [3.0]])}, LogSteps({"a": torch.ones(2, 7)}, {}))
-    weighting = torch.tensor([0.5, 0.5])
-    parts = [(slice(i, i + 1), picked(deltas, slice(i, i + 1)), torch.ones(1, 3)) for i in range(2)]
-    combined, losses = combiner(ServerOptions(mean="median"))(parts, cohort.width_bits, weighting)
-    mean, _ = mean_delta(parts, cohort.width_bits, weighting)
-    assert torch.equal(combined.log_steps.weights["a"], mean.log_steps.weights["a"])
-    assert combined.w["w"].item() == 2
-    assert losses.shape == (2, 3)
+def learned(log_steps: torch.Tensor, widths: list[Width], mean: Any) -> torch.Tensor:
+    """Combine log step sizes of clients that trained at these widths."""
+    count = len(widths)
+    cohort = build_cohort(1, 0, range(count), widths, [np.arange(3)] * count, 3, 1)
+    deltas = Trainable({"w": torch.arange(float(count))[:, None]}, LogSteps({"a": log_steps}, {}))
+    parts = [(slice(i, i + 1), picked(deltas, slice(i, i + 1)), torch.ones(1, 3)) for i in range(count)]
+    combined, losses = combiner(ServerOptions(mean=mean))(parts, cohort.width_bits, torch.full((count,), 1 / count))
+    assert combined.w["w"].item() == (count - 1) / 2
+    assert losses.shape == (count, 3)
+    return combined.log_steps.weights["a"]
+
+
+def test_one_liar_about_learned_steps_moves_neither_median_nor_trimmed_mean() -> None:
+    steps = torch.zeros(5, 7)
+    steps[:, 2] = torch.tensor([0.1, 0.2, 0.3, 0.4, 200.0])
+    widths = [Width(4, 32)] * 5
+    assert learned(steps, widths, "median")[2].item() == pytest.approx(0.3)
+    assert learned(steps, widths, "trimmed")[2].item() == pytest.approx(0.3)
+    assert learned(steps, widths, "mean")[2].item() > 40
+
+
+@pytest.mark.parametrize("mean", ["median", "trimmed"])
+def test_learned_steps_are_combined_over_those_that_trained_at_them(mean: str) -> None:
+    steps, widths = torch.zeros(4, 7, 2, 1), [Width(2, 32), Width(4, 32), Width(4, 32), Width(32, 32)]
+    steps[0, 0], steps[1, 2], steps[2, 2] = 1.0, 2.0, 4.0
+    expected = torch.zeros(7, 2, 1)
+    expected[0], expected[2] = 1.0, 3.0
+    assert torch.equal(learned(steps, widths, mean), expected)
+    assert torch.equal(learned(steps, widths, "mean"), expected)
     assert combiner(ServerOptions()) is mean_delta
 
 

@@ -51,6 +51,7 @@ class LocalGrid(Grid):  # type: ignore[misc]
 
     nodes: dict[int, dict[str, Any]]
     faults: dict[int, Fault] = field(default_factory=dict)
+    hellos: dict[int, Fault] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     inbox: dict[str, list[Message]] = field(default_factory=dict)
     stray: list[Message] = field(default_factory=list)
@@ -78,9 +79,8 @@ class LocalGrid(Grid):  # type: ignore[misc]
             reply = app(message, context)
         except AnybitError as error:
             return [Message(Error(2, f"Traceback …\n{error}"), reply_to=message)]
-        if message.metadata.message_type == "query.hello" or client not in self.faults:
-            return [reply]
-        return self.faults[client](message, reply)
+        faults = self.hellos if message.metadata.message_type == "query.hello" else self.faults
+        return faults[client](message, reply) if client in faults else [reply]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         stray, self.stray = self.stray, []

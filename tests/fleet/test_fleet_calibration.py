@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from anybit.fleet.calibration import check_errors, check_seen, merged_errors, merged_seen
+from anybit.fleet.calibration import Errors, check_errors, check_seen, merged_errors, merged_seen
 from anybit.fleet.exchange import Reply
 from anybit.fleet.flower import ConfigRecord, Message, RecordDict
 from anybit.fleet.wire import Refused, to_record
@@ -36,9 +36,9 @@ def test_merged_statistics_give_the_centralized_steps(mlp: nn.Module, blobs: Any
     w, options, images = {n: p.detach() for n, p in mlp.named_parameters()}, SiteOptions(), torch.from_numpy(blobs[0])
     central = activation_table(mlp, options, w, images, rule)
     parts = [images[:30], images[30:31], images[31:]]
-    seen = merged_seen([activation_seen(mlp, options, w, part) for part in parts])
+    seen = merged_seen([activation_seen(mlp, options, w, part) for part in parts], len(images))
     merged = table_of(ranges_of(seen), rule, grids_of_inputs(mlp, options), lambda candidates: merged_errors(
-        [activation_errors(mlp, options, w, part, candidates) for part in parts]))
+        [Errors(len(part), activation_errors(mlp, options, w, part, candidates)) for part in parts]))
     for site, steps in central.steps.items():
         torch.testing.assert_close(merged.steps[site], steps, rtol=1e-5, atol=0)
 
@@ -96,7 +96,7 @@ def test_lies_about_errors_are_named() -> None:
                            (torch.full((150, 7), torch.nan), "not finite")):
         content = RecordDict({"answer": ConfigRecord(dict(ANSWER)), "errors": to_record({"a": errors.double()})})
         with pytest.raises(Refused, match=reason):
-            check_errors(Reply(0, content, "", False, 0), 0, candidates)
+            check_errors(Reply(0, content, "", False, 0), 0, candidates, 5)
     content = RecordDict({"answer": ConfigRecord(dict(ANSWER)), "seen": to_record({"a": torch.zeros(8)})})
     with pytest.raises(Refused, match="cannot be"):
         check_seen(Reply(0, content, "", False, 0), 0, ["a"])

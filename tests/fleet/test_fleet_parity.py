@@ -97,7 +97,7 @@ def test_a_fleet_that_may_go_on_delivers_an_average_and_keeps_its_learning_rate(
     from anybit.fleet.server_app import serve
 
     def stored(name: str, *overrides: str) -> tuple[str | None, float | None, str | None]:
-        config = from_recipe("quickstart/carousel", [*SMALL, "rounds=2", *overrides])
+        config = from_recipe("carousel/digits", [*SMALL, "rounds=2", *overrides])
         serve(LocalGrid(nodes(4)), config, tmp_path / name, ["anybit_test_models"])
         (tmp_path / name / "evaluation.json").unlink()
         serve(LocalGrid(nodes(4)), config, tmp_path / name, ["anybit_test_models"])

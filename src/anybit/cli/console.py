@@ -33,19 +33,27 @@ def say(text: str) -> None:
     print("\n".join(map(printable, text.split("\n"))), file=sys.stderr, flush=True)
 
 
+def print_lines(text: str) -> None:
+    """Print lines of a result to stdout, without the control characters that names from files may hold."""
+    print("\n".join(map(printable, text.split("\n"))))
+
+
 def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1, ensure_ascii=False))
+    """Print JSON, with characters that a terminal would obey or could not show as JSON escapes."""
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    print("".join(c if c == "\n" or c.isprintable() else json.dumps(c)[1:-1] for c in text))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], bold: Sequence[Sequence[bool]] | None = None) -> None:
     """Print a table, numbers to the right, cells marked in `bold` highlighted. A narrow terminal wraps; nothing is cut."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    columns, rows = list(map(printable, columns)), [list(map(printable, row)) for row in rows]
     for i, name in enumerate(columns):
         number = i and all(not row[i] or row[i][0] in "0123456789+-−–" for row in rows)
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+        table.add_column(Text(name), justify="right" if number else "left", no_wrap=True)
     for r, row in enumerate(rows):
         marks = bold[r] if bold else [False] * len(row)
-        table.add_row(*[Text(printable(cell), style="bold green" if mark else "")
+        table.add_row(*[Text(cell, style="bold green" if mark else "")
                         for cell, mark in zip(row, marks, strict=True)])
     needed = sum(max(cell_len(cell) for cell in cells) + 2 for cells in zip(columns, *rows, strict=True))
     Console(width=max(Console().width, needed)).print(table)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from anybit.cli.console import Debug, Import, Json, choice, print_json, print_table, say, step_rule
+from anybit.cli.console import Debug, Import, Json, choice, print_json, print_lines, print_table, say, step_rule
 from anybit.cli.inspect import warn_of_steps
 from anybit.cli.training import RunPath
 from anybit.errors import ConfigError
@@ -44,17 +44,22 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
     from anybit.export.bench import costs as measure
     from anybit.export.exporting import Exporter
     from anybit.export.fleet import read_fleet
+    from anybit.export.recorded import check_recorded
     from anybit.export.report import refuse, write_report
     from anybit.export.subject import from_run
+    from anybit.files.holding import own_folder
     from anybit.quant.grid import FLOAT
     from anybit.training.run import Run
 
+    folder = out or own_folder(path / "export")
     devices = read_fleet(fleet) if fleet else None
     run = Run.load(path, trusted=imports or [])
     wanted = _wanted(run.evaluation["sites"], width, devices, runtime)
     options = _options(opset, operands, exact, web, licence)
     subject = from_run(run, step_rule(steps), calibrate, any(w.activations != FLOAT for w, _ in wanted))
-    exporter = Exporter(subject, out or path / "export", options)
+    if steps in (None, run.evaluation["own"]):
+        check_recorded(subject, run, (w for w, _ in wanted))
+    exporter = Exporter(subject, folder, options)
     artifacts = {(str(w), r): exporter.export(w, r) for w, r in wanted}
     costs: dict[str, Cost] = {}
     if bench:
@@ -106,7 +111,7 @@ def _print(artifacts: dict[tuple[str, Runtime], Artifact], devices: Fleet | None
     print_table(*artifact_rows(list(artifacts.values()), report["metric"]))
     if devices is not None:
         print_table(*fleet_rows(devices, artifacts, report["metric"]))
-        print(f"expected over the fleet: {report['fleet']['expected']:.2f} {report['metric']}")
+        print_lines(f"expected over the fleet: {report['fleet']['expected']:.2f} {report['metric']}")
     if costs:
         print_table(*cost_rows(costs))
     for artifact in artifacts.values():

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from anybit.cli.console import Debug, Import, Json, print_json, print_result, say
+from anybit.cli.console import Debug, Import, Json, print_json, print_lines, print_result, say
 from anybit.cli.recipes import Overrides, Recipe
 from anybit.cli.training import RunPath
 
@@ -44,15 +44,15 @@ def status(server: Annotated[Path, typer.Argument(metavar="SERVER", help="The pr
     if json:
         print_json(asdict(status))
     else:
-        print(f"{status.state}, round {status.round} of {status.rounds}, {status.devices} devices"
-              + (f": {status.reason}" if status.reason else ""))
+        print_lines(f"{status.state}, round {status.round} of {status.rounds}, {status.devices} devices"
+                    + (f": {status.reason}" if status.reason else ""))
         if last := status.last:
-            print(f"round {last['round']}: {last['answered']} of {len(last['asked'])} answered in {last['seconds']:.1f} s, "
-                  f"{last['bytes_down']:,} bytes down, {last['bytes_up']:,} up")
+            print_lines(f"round {last['round']}: {last['answered']} of {len(last['asked'])} answered in "
+                        f"{last['seconds']:.1f} s, {last['bytes_down']:,} bytes down, {last['bytes_up']:,} up")
             for client in last["missing"]:
-                print(f"client {client} did not answer")
+                print_lines(f"client {client} did not answer")
             for client, reason in last["rejected"].items():
-                print(f"client {client} was rejected: {reason}")
+                print_lines(f"client {client} was rejected: {reason}")
     if status.state in ("failed", "unknown"):
         raise typer.Exit(1)
 
@@ -69,4 +69,4 @@ def classes(path: RunPath, imports: Import = None, json: Json = False, debug: De
                  [[c.width, str(c.devices), f"{c.metric:.2f}", "" if c.on_devices is None else f"{c.on_devices:.2f}"]
                   for c in result.classes])
     if not json:
-        print(f"worst class {result.worst.width}: {result.worst.metric:.2f}, spread {result.spread:.2f}")
+        print_lines(f"worst class {result.worst.width}: {result.worst.metric:.2f}, spread {result.spread:.2f}")

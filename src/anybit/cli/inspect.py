@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anybit.cli.console import Debug, Import, Json, print_json, print_result, print_table, say, step_rule
+from anybit.cli.console import Debug, Import, Json, print_json, print_lines, print_result, print_table, say, step_rule
 from anybit.cli.training import RunPath
 from anybit.errors import ConfigError
 
@@ -58,11 +58,12 @@ def report(paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="R
            markdown: Annotated[Path | None, typer.Option(help="With --paper: write the comparison here, too.")] = None,
            json: Json = False, debug: Debug = False) -> None:
     """Compare runs: a table here, and one HTML page with plots. Or compare them with the paper's figures."""
+    from anybit.files.holding import own_folder
     from anybit.report import accuracy_table, read_runs, write_report
 
     if markdown is not None and not paper:
         raise ConfigError("--markdown belongs to --paper")
-    folder = out or (paths[0] if paths[0].is_dir() else paths[0].parent) / "report"
+    folder = out or own_folder((paths[0] if paths[0].is_dir() else paths[0].parent) / "report")
     if paper:
         _report_paper(paths, folder, markdown, json)
         return
@@ -100,18 +101,18 @@ def _print_comparison(comparison: Comparison) -> None:
     from anybit.reproduction.overfitting import courses
 
     for table in comparison.tables:
-        print(f"{table.title} ({table.number})")
+        print_lines(f"{table.title} ({table.number})")
         print_table(paper_text.head(table), paper_text.rows(table))
-        print(*paper_text.notes(table), "", sep="\n")
+        print_lines("\n".join([*paper_text.notes(table), ""]))
         if readings := paper_text.reading_rows(table):
             print_table([*paper_text.head(table), paper_text.READING_HEAD], readings)
             print()
     for home, lines in courses(comparison.by_recipe).items():
-        print(f"Overfitting: {home}")
+        print_lines(f"Overfitting: {home}")
         print_table(paper_text.OVERFITTING_HEAD, paper_text.overfitting_rows(lines))
         print()
     print_table(paper_text.CLAIM_HEAD, paper_text.claim_rows(comparison.verdicts))
-    print(f"\n{paper_text.agreement(comparison.tables)} Beyond that: !, doubted: ?")
+    print_lines(f"\n{paper_text.agreement(comparison.tables)} Beyond that: !, doubted: ?")
 
 
 def doctor(engines: Annotated[bool, typer.Option("--engines", help="Measure all engines on LeNet-5 and ResNet-20.")] = False,

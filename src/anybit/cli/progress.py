@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from anybit.cli.console import own_scores, say
+from anybit.errors import printable
 
 if TYPE_CHECKING:
     from anybit.sweeps.plan import SweepFolder
@@ -82,7 +83,7 @@ class SweepReporter:
 
     def on_message(self, name: str, text: str) -> None:
         if self.live:
-            self.live.console.print(Text(f"{name}: {text}"))
+            self.live.console.print(Text(printable(f"{name}: {text}")))
         elif not self.quiet:
             say(f"{name}: {text}")
 
@@ -110,5 +111,5 @@ class SweepReporter:
         for i, column in enumerate(self.COLUMNS):
             table.add_column(column, justify="right" if i in (1, 2) else "left", no_wrap=i < 3)
         for name, line in lines[start:start + room]:
-            table.add_row(*[Text(cell, style=_COLOURS[line.state]) for cell in (name, *line.cells())])
+            table.add_row(*[Text(printable(cell), style=_COLOURS[line.state]) for cell in (name, *line.cells())])
         return table

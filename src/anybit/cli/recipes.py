@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from anybit import recipes
-from anybit.cli.console import Debug, Import, Json, print_json, print_table, say
+from anybit.cli.console import Debug, Import, Json, print_json, print_lines, print_table, say
 from anybit.errors import ConfigError
 from anybit.files.writing import write_bytes, writing
 
@@ -27,7 +27,7 @@ def ls(prefix: Annotated[str, typer.Argument(help="Only recipes whose names star
     elif sys.stdout.isatty():
         print_table(["recipe", "description"], [[name, text] for name, text in texts.items()])
     else:
-        print("\n".join(texts))
+        print_lines("\n".join(texts))
 
 
 def show(recipe: Recipe, overrides: Overrides = None, imports: Import = None, debug: Debug = False) -> None:

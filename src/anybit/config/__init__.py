@@ -154,6 +154,8 @@ class FleetOptions:
     tries: int = 3
     wait: float = 600.0
     poll: float = 0.5
+    quarantine: int = 3
+    """Answers of a device in a row that are rejected or missing, after which it is not asked for 2 rounds, then 4, 8, …"""
     norm_bound: float | None = None
     """Largest L2 norm of a delta, beyond which it is clipped or rejected; none: unbounded."""
     norm_rule: Literal["clip", "reject"] = "clip"
@@ -166,7 +168,8 @@ class FleetOptions:
     calibration_devices: int = 10
 
     def __post_init__(self) -> None:
-        names = ("deadline", "wait", "poll", "minimum", "tries", "max_examples", "calibration_devices", "norm_bound")
+        names = ("deadline", "wait", "poll", "quarantine", "minimum", "tries", "max_examples", "calibration_devices",
+                 "norm_bound")
         _positive(**{name: getattr(self, name) for name in names if getattr(self, name) is not None})
         if self.uplink_bits not in (4, 8, 32):
             raise ConfigError(f"uplink_bits = {self.uplink_bits}: must be 4, 8 or 32")

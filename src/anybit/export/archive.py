@@ -8,8 +8,9 @@ safetensors has no type below 8 bits, so a quantized weight is a U8 bit stream (
 * every other parameter and buffer under its own name, as it is
 
 Metadata (text): `format` "anybit-archive-1" · `width` · `packed` JSON {NAME: {bits, low, shape}} · `activations` JSON
-{SITE: {bits, low, high}} · `sha256` of all tensor bytes in file order. The weight is step · (codes + low), in float32;
-low and high are whole numbers, or lie halfway between two (−1.5).
+{SITE: {bits, low, high}} · `sha256` of the whole file with 64 zeros in its place, as `sha256_of` "file" says (without it, in
+archives of earlier versions: of all tensor bytes in file order). The weight is step · (codes + low), in float32; low and
+high are whole numbers, or lie halfway between two (−1.5).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -15,6 +16,7 @@ from anybit.export.card import model_card
 from anybit.export.exporting import WHERE, Exporter
 from anybit.export.fleet import Fleet, expected
 from anybit.export.reference import metric, outputs, reference
+from anybit.files.reading import read_bytes
 from anybit.files.writing import write_bytes, write_json, writing
 from anybit.quant.grid import FLOAT, Width
 
@@ -36,9 +38,13 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, 
         report["fleet"] = {"devices": [asdict(d) for d in fleet.device], "expected": expected(fleet, artifacts)}
     if costs:
         report["bench"] = {file: asdict(cost) for file, cost in costs.items()}
+    card = model_card(subject, exported, exporter.options.licence).encode()
+    files = [exporter.folder / name for name in dict.fromkeys((*(a.file for a in exported), *costs))]
+    report["sha256"] = {**{path.name: hashlib.sha256(read_bytes(path)).hexdigest() for path in files},
+                        "README.md": hashlib.sha256(card).hexdigest()}
     with writing(exporter.folder / "export.json", WHERE):
         write_json(exporter.folder / "export.json", report)
-        write_bytes(exporter.folder / "README.md", model_card(subject, exported, exporter.options.licence).encode())
+        write_bytes(exporter.folder / "README.md", card)
     return report
 
 

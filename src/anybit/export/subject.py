@@ -70,6 +70,8 @@ class Subject:
     config: Config | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     """The environment of the training."""
+    measured: bool = False
+    """Whether step sizes of activations were measured for the export."""
 
     @property
     def data(self) -> Data:
@@ -176,7 +178,7 @@ def _subject(evaluator: Evaluator, config: Config, known: StepTable, rule: StepR
             calibrated = activation_table(evaluator.model, evaluator.sites, w, evaluator.images,
                                           evaluator.ranges.activations)
         table, text = table.merged(calibrated), f"{text}; activations measured on {len(evaluator.images)} training images"
-    return Subject(evaluator.model, evaluator, table, text, title, config)
+    return Subject(evaluator.model, evaluator, table, text, title, config, measured=measured)
 
 
 def _check_activation_steps(run: Run, evaluator: Evaluator) -> None:

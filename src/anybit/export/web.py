@@ -18,6 +18,8 @@ import numpy as np
 from anybit.errors import ConfigError, RunError
 from anybit.export.artifact import Artifact
 from anybit.export.exporting import WHERE, Exporter
+from anybit.files.holding import own_folder
+from anybit.files.reading import read_bytes
 from anybit.files.writing import write_bytes, write_json, writing
 
 PACKAGE = "onnxruntime-web@1.30.0"
@@ -35,15 +37,15 @@ def write_web(exporter: Exporter, artifacts: Sequence[Artifact]) -> Path:
     if data.test.x.dim() != 4 or exporter.subject.images.shape[1] not in (1, 3):
         raise ConfigError("--web draws images of 1 or 3 channels, but the inputs have shape "
                           f"{tuple(exporter.subject.images.shape[1:])}")
-    folder, runtime = exporter.folder / "web", fetch_runtime()
+    folder, runtime = own_folder(exporter.folder / "web"), fetch_runtime()
     with writing(folder, WHERE):
-        (folder / "ort").mkdir(parents=True, exist_ok=True)
+        own_folder(folder / "ort").mkdir(parents=True, exist_ok=True)
         for name, content in runtime.items():
             write_bytes(folder / "ort" / name, content)
         for name in PAGE:
             write_bytes(folder / name, importlib.resources.files("anybit.export").joinpath("page", name).read_bytes())
         for artifact in shown:
-            shutil.copyfile(exporter.folder / artifact.file, folder / artifact.file)
+            write_bytes(folder / artifact.file, read_bytes(exporter.folder / artifact.file))
         _write_samples(folder, exporter, shown)
     return folder
 

@@ -1,7 +1,8 @@
 """Tensors in files: the safetensors format, read and written with torch and numpy alone, never unpickled.
 
-8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the raw bytes. Files carry a
-SHA-256 of their tensors, so that damage is noticed.
+8 bytes little-endian header length, a JSON header {name: {dtype, shape, data_offsets}}, then the raw bytes. The
+metadata's `sha256` is that of the whole file, header included, with zeros in its own place, so that any damage is noticed.
+Files of earlier versions have no `sha256_of`, and a `sha256` of their tensors alone.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ _DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.in
            "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_}
 _NAMES = {np.dtype(v): k for k, v in _DTYPES.items()}
 _DIGEST = "sha256"
+_COVERED = "sha256_of"
+"""What the digest covers. A file without it counts as an earlier version's; a flipped bit in either name is noticed."""
+_FILE = "file"
+_ZEROS = b"0" * 64
 _HEADER_LIMIT = 100_000_000
 _DIMENSIONS = 64
 
@@ -36,20 +41,24 @@ def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str])
 
 def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
     """Return a file's content, with the tensors in sorted order: equal content gives equal bytes."""
-    digest, offset, body = hashlib.sha256(), 0, []
-    header: dict[str, Any] = {}
+    offset, body = 0, []
+    # The digest comes first, so that the first zeros are its own.
+    facts = {_DIGEST: _ZEROS.decode(), _COVERED: _FILE}
+    header: dict[str, Any] = {"__metadata__": {**facts, **metadata, **facts}}
     for name in sorted(tensors):
         array = tensors[name].detach().cpu().numpy()
         raw = array.tobytes()
-        digest.update(raw)
         header[name] = {"dtype": _NAMES[array.dtype], "shape": list(array.shape),
                         "data_offsets": [offset, offset + len(raw)]}
         offset += len(raw)
         body.append(raw)
-    header = {"__metadata__": {**metadata, _DIGEST: digest.hexdigest()}, **header}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + b"".join(body)
+    head = len(text).to_bytes(8, "little") + text
+    digest = hashlib.sha256(head)
+    for raw in body:
+        digest.update(raw)
+    return b"".join((head.replace(_ZEROS, digest.hexdigest().encode(), 1), *body))
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -75,7 +84,8 @@ def _parse(content: memoryview) -> tuple[dict[str, Tensor], dict[str, str]]:
     metadata, body = header.pop("__metadata__", {}), content[8 + size:]
     if not all(isinstance(text, str) for text in metadata.values()):
         raise ValueError("its metadata is not text")
-    tensors, digest, expected = {}, hashlib.sha256(), 0
+    whole = _COVERED in metadata
+    tensors, digest, expected = {}, hashlib.sha256(_head(content[:8 + size], metadata) if whole else b""), 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"][0]):
         dtype, shape, (start, end) = np.dtype(_DTYPES[entry["dtype"]]), entry["shape"], entry["data_offsets"]
         if len(shape) > _DIMENSIONS or any(type(n) is not int or not 0 <= n < 2**63 for n in (*shape, start, end)):
@@ -90,6 +100,13 @@ def _parse(content: memoryview) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors[name] = torch.from_numpy(array.copy())
     if expected != len(body):
         raise ValueError("it has bytes that belong to no tensor")
-    if metadata.get(_DIGEST, digest.hexdigest()) != digest.hexdigest():
+    if metadata.get(_DIGEST, None if whole else digest.hexdigest()) != digest.hexdigest():
         raise ValueError("its SHA-256 does not match")
     return tensors, metadata
+
+
+def _head(head: memoryview, metadata: Mapping[str, str]) -> bytes:
+    """Return length and header as they were hashed: before the digest took the place of the zeros."""
+    if metadata[_COVERED] != _FILE:
+        raise ValueError(f"its SHA-256 is of '{metadata[_COVERED]}'")
+    return bytes(head).replace(metadata.get(_DIGEST, "").encode(), _ZEROS, 1)

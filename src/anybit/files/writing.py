@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import tempfile
@@ -55,7 +56,12 @@ def sync_folder(path: Path) -> None:
 
 def stale(folder: Path) -> list[Path]:
     """List the temporary files of writers that were killed."""
-    return [p for p in folder.glob(".*.????????") if p.is_file()]
+    return [p for p in folder.glob(".*") if is_temporary(p.name) and p.is_file()]
+
+
+def is_temporary(name: str) -> bool:
+    """Tell whether `write_bytes` gives such names to files until they are whole."""
+    return fnmatch.fnmatchcase(name, ".*.????????")
 
 
 def write_json(path: Path, value: Any) -> None:

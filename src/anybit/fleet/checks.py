@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anybit.config import FleetOptions
+from anybit.config import ClientOptions, FleetOptions
 from anybit.federated.state import Trainable
 from anybit.fleet.exchange import Reply
 from anybit.fleet.flower import RecordDict
+from anybit.fleet.text import brief
 from anybit.fleet.traffic import rounded_layout, unrounded_delta
-from anybit.fleet.wire import Refused, layout, read_tensors, read_values
+from anybit.fleet.wire import MAX_STEPS, Layout, Refused, check_content, layout, read_tensors, read_values
 from anybit.quant.grid import FLOAT, Width
+from anybit.quant.ranges import all_bits
 
 ANSWER = {"client": int, "round": int, "examples": int, "seconds": float}
 TRAINED = {**ANSWER, "width": str, "losses": list, "score": float}
-MAX_STEPS = 100_000
-"""The most local steps whose losses are read."""
+LARGEST_DELTA = 1e6
+"""The largest change of a weight in a round: its square, which adaptive servers sum up, stays finite in float32."""
+LARGEST_LOG_STEP = 3.0
+"""The largest change of log Δ in a round, twentyfold: a device says itself how many local steps it took."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The local training that a device was asked for."""
+
+    client: ClientOptions
+    widths: Callable[[int], Sequence[Width]]
+    """The width of every local step, from their number."""
+
+    def steps(self, examples: int) -> int:
+        """Return the number of local steps on so many examples."""
+        return self.client.epochs * -(-examples // self.client.batch_size)
 
 
 @dataclass(frozen=True)
@@ -40,28 +57,40 @@ class Update:
     """The norm before it was clipped to the bound."""
 
 
-def check_update(reply: Reply, round: int, width: Width, like: Trainable, options: FleetOptions) -> Update:
-    """Read the update in a reply, or raise Refused with the reason."""
-    content, values = read_answer(reply, round, TRAINED)
+def check_update(reply: Reply, round: int, width: Width, like: Trainable, options: FleetOptions,
+                 work: Work | None = None) -> Update:
+    """Read the update in a reply, or raise Refused with the reason.
+
+    work: compared with the number of losses and with the learned step sizes.
+    """
+    bits = options.uplink_bits
+    expected = layout(like.named()) if bits == FLOAT else rounded_layout(like, bits)
+    content, values = read_answer(reply, round, TRAINED, {"delta": expected})
     if values["width"] != str(width):
-        raise Refused(f"trained at {values['width'][:20]} instead of {width}")
+        raise Refused(f"trained at {brief(values['width'], 20)} instead of {width}")
     if not 1 <= values["examples"] <= options.max_examples:
         raise Refused(f"claims {values['examples']} examples, outside 1…{options.max_examples}")
     if not 1 <= len(values["losses"]) <= MAX_STEPS:
         raise Refused(f"{len(values['losses'])} losses")
-    bits = options.uplink_bits
-    expected = layout(like.named()) if bits == FLOAT else rounded_layout(like, bits)
+    if work and len(values["losses"]) != work.steps(values["examples"]):
+        raise Refused(f"{len(values['losses'])} losses, but {values['examples']} examples make "
+                      f"{work.steps(values['examples'])} local steps")
     tensors = read_tensors(content, "delta", expected)
     delta = like.from_names(tensors) if bits == FLOAT else unrounded_delta(tensors, like, bits)
-    return _bounded(Update(reply.client, width, values["examples"], delta, torch.tensor(values["losses"]), values["score"],
-                           values["seconds"], reply.bytes), options)
+    update = _bounded(Update(reply.client, width, values["examples"], delta, torch.tensor(values["losses"]),
+                             values["score"], values["seconds"], reply.bytes), options)
+    _check_sizes(update.delta)
+    _check_log_steps(update.delta, work, len(update.losses))
+    return update
 
 
-def read_answer(reply: Reply, round: int, expected: Mapping[str, type]) -> tuple[RecordDict, dict[str, Any]]:
+def read_answer(reply: Reply, round: int, expected: Mapping[str, type],
+                arrays: Mapping[str, Mapping[str, Layout]]) -> tuple[RecordDict, dict[str, Any]]:
     """Return the content and the values of an answer, or raise Refused: it must be this client's, for this round."""
     if reply.content is None:
         raise Refused(reply.error)
-    values = read_values(reply.content, "answer", expected)
+    check_content(reply.content, expected, arrays)
+    values = read_values(reply.content, expected)
     if values["client"] != reply.client:
         raise Refused(f"answers as client {values['client']}")
     if values["round"] != round:
@@ -83,3 +112,24 @@ def _bounded(update: Update, options: FleetOptions) -> Update:
         raise Refused(f"the delta's norm is {norm:.4g}, above {bound:.4g}")
     shortened = update.delta._replace(w={n: d * (bound / norm) for n, d in update.delta.w.items()})
     return replace(update, delta=shortened, clipped=norm)
+
+
+def _check_sizes(delta: Trainable) -> None:
+    for name, values in delta.w.items():
+        most = min(LARGEST_DELTA, torch.finfo(values.dtype).max ** 0.5)
+        if values.numel() and (largest := float(values.abs().max())) > most:
+            raise Refused(f"delta '{name}': a weight moves by {largest:.4g}, above {most:.4g}")
+
+
+def _check_log_steps(delta: Trainable, work: Work | None, steps: int) -> None:
+    """Raise Refused if a learned step size moves further than local steps can move it, or was not trained at all."""
+    most, bits = LARGEST_LOG_STEP, all_bits(torch.device("cpu"))
+    if work:
+        most = min(most, 1.01 * work.client.step_lr * steps + 1e-4)  # and the rounding of sums
+        widths = torch.tensor(work.widths(steps))
+    for number, kind in enumerate(delta.log_steps):
+        for site, values in kind.items():
+            if (moved := float(values.abs().max())) > most:
+                raise Refused(f"delta 'log_step/{site}': log Δ moves by {moved:.4g}, above {most:.4g}")
+            if work and bool(values[~(widths[:, number, None] == bits).any(0)].any()):
+                raise Refused(f"delta 'log_step/{site}': a step size moves at bits that were not trained")

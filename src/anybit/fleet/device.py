@@ -21,7 +21,7 @@ from anybit.federated.state import Trainable, trainable_weights, trained_table
 from anybit.federated.variants import Variant, mqat
 from anybit.files.schema import read
 from anybit.fleet.flower import ConfigRecord, RecordDict
-from anybit.fleet.node import Node
+from anybit.fleet.node import Node, check_width, is_bits
 from anybit.fleet.traffic import low_bit_layout, restored_weights, round_delta
 from anybit.fleet.wire import Layout, layout, read_tensors, to_record
 from anybit.quant.calibrate import activation_errors, activation_seen
@@ -40,7 +40,7 @@ def device_width(text: str, sites: SiteKinds) -> Width | None:
     """Return the width in a node config: "4" is bits of the variant's sites, "W4A8" a width, "" none."""
     if not text:
         return None
-    return Width.of(sites, int(text)) if text.isdigit() else Width.parse(text)
+    return Width.of(sites, int(text)) if is_bits(text) else Width.parse(check_width(text))
 
 
 def _train_client(computation: Computation, round: int, client: int, width: Width, w: Trainable,

@@ -11,7 +11,9 @@ from anybit.errors import RunError
 from anybit.files.schema import plain
 from anybit.fleet.exchange import Exchange, Question, Reply
 from anybit.fleet.flower import ArrayRecord, ConfigRecord, Grid, RecordDict
+from anybit.fleet.quarantine import Quarantine
 from anybit.fleet.roster import Member, Roster
+from anybit.fleet.text import brief, harmless
 from anybit.fleet.wire import Refused
 from anybit.quant.grid import SiteKinds, Width
 from anybit.training.run_folder import RunFolder
@@ -22,6 +24,7 @@ _WORDS = {"late": "client {client} (node {node}) answered late; not counted",
           "duplicate": "client {client} (node {node}) answered twice; counted once",
           "impostor": "node {node} answered for client {client}; not counted",
           "back": "client {client} (node {node}) is back", "refused": "node {node} is refused: {reason}",
+          "quarantine": "client {client} (node {node}) failed {failures} times in a row; it is asked again in round {until}",
           "stale": "node {node} answered a question that was not asked; not counted"}
 
 
@@ -32,6 +35,7 @@ class Devices:
         self.options, self.say = config.fleet, say
         self.exchange = Exchange(grid, self.options.poll, self.event)
         self.roster = Roster(self.exchange, sites, self.options.wait)
+        self.quarantine = Quarantine(self.options.quarantine)
         self.tell(config)
         self.folder: RunFolder | None = None
         """The run's folder, once there is one."""
@@ -44,13 +48,17 @@ class Devices:
 
     def event(self, entry: dict[str, Any]) -> None:
         """Log an event, and report it if something went wrong."""
+        entry = harmless(entry)
         if self.folder:
             self.folder.append("fleet", entry)
         if text := _words(entry):
             self.say(text)
 
     def present(self, wanted: int, least: int) -> dict[int, Member]:
-        """Wait for training devices until `wanted` are there, or until fleet.wait is over and `least` are."""
+        """Wait for training devices until `wanted` are there, or until fleet.wait is over and `least` are.
+
+        Those in quarantine are left out, unless the round would have too few without them.
+        """
         roster, exchange = self.roster, self.exchange
         end = exchange.clock() + self.options.wait
         roster.refresh()
@@ -63,7 +71,9 @@ class Devices:
             raise RunError(f"only {len(roster.present())} devices answered within {self.options.wait:.0f} s, but a round "
                            f"needs {least}: start more SuperNodes, or lower fleet.minimum; a new 'flwr run' continues from "
                            "the checkpoint")
-        return roster.present()
+        present = roster.present()
+        free = {client: m for client, m in present.items() if not self.quarantine.holds(m.node, self.round)}
+        return free if len(free) >= least else present
 
     def question(self, member: Member, kind: str, arrays: Mapping[str, ArrayRecord], width: Width | None = None,
                  images: int = 0) -> Question:
@@ -90,8 +100,19 @@ class Devices:
                 good.append(check(reply))
             except Refused as reason:
                 rejected[member.client] = str(reason)
+            except Exception as error:  # no device can stop a run
+                rejected[member.client] = f"an answer that cannot be read ({type(error).__name__}: {brief(error, 200)})"
         return good, {"asked": [member.client for member in members], "answered": len(good), "missing": missing,
                       "rejected": rejected}
+
+    def count_failures(self, members: list[Member], log: Mapping[str, Any]) -> None:
+        """Count who failed in a round, by the entry that `judge` gave, and put into quarantine who failed too often."""
+        for member in members:
+            if member.client not in log["rejected"] and member.client not in log["missing"]:
+                self.quarantine.succeeded(member.node)
+            elif (until := self.quarantine.failed(member.node, self.round)) is not None:
+                self.event({"event": "quarantine", "client": member.client, "node": member.node,
+                            "failures": self.quarantine.failures[member.node], "until": until + 1})
 
 
 def _words(entry: Mapping[str, Any]) -> str:

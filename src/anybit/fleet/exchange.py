@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from anybit.fleet.flower import Grid, Message, RecordDict
+from anybit.fleet.text import brief
 from anybit.fleet.wire import payload_bytes
 
 UNREACHABLE = (3, 4, 5)
 """Flower's error codes for a question or answer that is lost, and for a node that is gone."""
+REASON = 2000
+"""The characters of an error's reason that are read."""
 LATER = 2
 """The lifetime of a question in deadlines: beyond the first, so that a late answer can be logged."""
 
@@ -99,7 +102,11 @@ class Exchange:
 
 def _reply(question: Question, message: Message) -> Reply:
     if message.has_error():
-        reason = (message.error.reason or "").strip().splitlines() or ["no reason given"]
-        return Reply(question.client, None, f"error {message.error.code}: {reason[-1][:200]}",
+        # The end alone: a device can send a reason of any length, and its last line says the most.
+        reason = (message.error.reason or "")[-REASON:].strip().splitlines() or ["no reason given"]
+        return Reply(question.client, None, f"error {message.error.code}: {brief(reason[-1], 200)}",
                      message.error.code in UNREACHABLE, 0)
-    return Reply(question.client, message.content, "", False, payload_bytes(message.content))
+    try:
+        return Reply(question.client, message.content, "", False, payload_bytes(message.content))
+    except Exception as error:  # no device can stop a run
+        return Reply(question.client, None, f"an answer that cannot be read ({brief(error, 200)})", False, 0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from anybit.errors import ConfigError
+from anybit.errors import ConfigError, printable
 
 CLIENT = "partition-id"
 """Flower's name for the number of a client; its simulation runtime gives it to every node."""
@@ -26,6 +27,18 @@ class Node:
     device: str = "auto"
 
 
+def is_bits(text: str) -> bool:
+    """Say whether a text is a number of bits: one or two ASCII digits."""
+    return re.fullmatch("[0-9]{1,2}", text) is not None
+
+
+def check_width(text: str) -> str:
+    """Return the text of a width if it can be one: a few ASCII letters and digits, or empty; else raise."""
+    if not re.fullmatch("[A-Za-z0-9]{0,8}", text):
+        raise ConfigError(f"width '{printable(text[:20])}': write the bits (4), or a width (W4A8)")
+    return text
+
+
 def read_node(config: Mapping[str, Any]) -> Node:
     """Read a node config, or raise ConfigError with the wrong entry."""
     client, role = config.get(CLIENT), config.get("role", "train")
@@ -33,5 +46,8 @@ def read_node(config: Mapping[str, Any]) -> Node:
         raise ConfigError(f"node config: {CLIENT} = {client!r}: every device needs its own whole number")
     if role not in ("train", "inference"):
         raise ConfigError(f"node config: role = {role!r}: must be 'train' or 'inference'")
-    return Node(client, str(config.get("width", config.get("bits", ""))), role, str(config.get("data", "")),
-                str(config.get("device", "auto")))
+    try:
+        width = check_width(str(config.get("width", config.get("bits", ""))))
+    except ConfigError as error:
+        raise ConfigError(f"node config: {error}") from None
+    return Node(client, width, role, str(config.get("data", "")), str(config.get("device", "auto")))

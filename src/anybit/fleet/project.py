@@ -17,6 +17,7 @@ from anybit.config import from_recipe
 from anybit.errors import ConfigError, RunError
 from anybit.files.writing import write_bytes, writing
 from anybit.fleet.certificates import device_key, server_certificate
+from anybit.fleet.node import check_width, is_bits
 from anybit.quant.grid import Width, check_bits
 
 NODE_PORT = 9094
@@ -42,10 +43,10 @@ class Project:
             raise ConfigError(f"port = {self.port}, devices = {list(self.devices)}: give a port (1…65535) and at least one "
                               "device")
         for width in self.devices:
-            if width.isdigit():
+            if is_bits(width):
                 check_bits(int(width))
             elif width != "any":
-                Width.parse(width)
+                Width.parse(check_width(width))
 
 
 def write_project(path: Path, project: Project) -> None:
@@ -61,7 +62,7 @@ def write_project(path: Path, project: Project) -> None:
     server = path / "server"
     for number, width in enumerate(project.devices):
         node, key = path / f"node-{number}", device_key()
-        hardware = "" if width == "any" else f" bits={width}" if width.isdigit() else f' width="{width}"'
+        hardware = "" if width == "any" else f" bits={width}" if is_bits(width) else f' width="{width}"'
         _write(node / "node-config", f"partition-id={number}{hardware}\n")
         _write(node / "ca.crt", certificate.authority)
         _write(node / "key", key.private, 0o600)

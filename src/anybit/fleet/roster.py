@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from anybit.errors import AnybitError
 from anybit.fleet.device import device_width
 from anybit.fleet.exchange import Exchange, Question, Reply
 from anybit.fleet.flower import RecordDict
-from anybit.fleet.wire import Refused, read_values
+from anybit.fleet.text import brief
+from anybit.fleet.wire import Refused, check_content, read_values
 from anybit.quant.grid import SiteKinds, Width
 
 REST = 60
 """Seconds before a refused node is greeted again: its owner may have fixed it."""
+MOST_CLIENTS = 2**31
 HELLO = {"client": int, "width": str, "role": str}
 
 
@@ -36,6 +37,8 @@ class Roster:
     wait: float
     members: dict[int, Member] = field(default_factory=dict)
     """The devices by node."""
+    known: dict[int, Member] = field(default_factory=dict)
+    """The last device that was each client: its width and role stay for the run."""
     silent: set[int] = field(default_factory=set)
     """Nodes that were asked to work and did not answer."""
     resting: dict[int, float] = field(default_factory=dict)
@@ -59,26 +62,44 @@ class Roster:
         if reply.gone:
             return
         try:
-            if reply.content is None:
-                raise Refused(reply.error)
-            values = read_values(reply.content, "answer", HELLO)
-            member = Member(node, values["client"], device_width(values["width"], self.sites), values["role"] == "inference")
-            former = next((m for m in self.members.values() if m.client == member.client and m.node != node), None)
-            if former is not None and former.node in self.connected:
-                raise Refused(f"it claims to be client {member.client}, which is node {former.node}")
-        except (Refused, AnybitError) as error:
+            member = self._checked(node, reply)
+        except Exception as error:  # no device can stop a run
             self.resting[node] = self.exchange.clock() + REST
-            self.exchange.log({"event": "refused", "node": node, "reason": str(error)})
+            self.exchange.log({"event": "refused", "node": node, "reason": brief(error, 250)})
             return
-        if former is not None:
-            del self.members[former.node]
+        former = self.known.get(member.client)
+        if former is not None and former.node != node:
+            self.members.pop(former.node, None)
         event = "back" if node in self.silent else "device"
         self.silent.discard(node)
-        self.members[node] = member
+        self.members[node] = self.known[member.client] = member
         self.exchange.log({"event": event, "node": node, "client": member.client, "inference": member.inference,
                            "width": str(member.width) if member.width else None})
+
+    def _checked(self, node: int, reply: Reply) -> Member:
+        """Read who a node says it is, or raise: it must not be another client, width or role than before."""
+        if reply.content is None:
+            raise Refused(reply.error)
+        check_content(reply.content, HELLO, {})
+        values = read_values(reply.content, HELLO)
+        if not 0 <= values["client"] < MOST_CLIENTS or values["role"] not in ("train", "inference"):
+            raise Refused(f"it claims to be client {values['client']}, role '{brief(values['role'], 20)}': neither can be")
+        member = Member(node, values["client"], device_width(values["width"], self.sites), values["role"] == "inference")
+        before, former = self.members.get(node), self.known.get(member.client)
+        if before is not None and before.client != member.client:
+            raise Refused(f"it claims to be client {member.client}, but was client {before.client}")
+        if former is not None and former.node != node and former.node in self.connected:
+            raise Refused(f"it claims to be client {member.client}, which is node {former.node}")
+        if former is not None and member != former._replace(node=node):
+            raise Refused(f"it claims to be client {member.client} with {_described(member)}, which has "
+                          f"{_described(former)} in this run")
+        return member
 
     def present(self, inference: bool = False) -> dict[int, Member]:
         """Return {client: device} of those that are connected and not silent, sorted by client."""
         here = (m for m in self.members.values() if m.node in self.connected - self.silent and m.inference == inference)
         return {m.client: m for m in sorted(here, key=lambda m: m.client)}
+
+
+def _described(member: Member) -> str:
+    return f"width {member.width or 'any'}, role {'inference' if member.inference else 'train'}"

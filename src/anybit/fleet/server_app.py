@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from anybit.config import Config, chosen, from_recipe
-from anybit.errors import AnybitError, RunError
+from anybit.errors import AnybitError, RunError, printable
 from anybit.fleet.devices import Devices
 from anybit.fleet.flower import Context, Grid, ServerApp
 from anybit.fleet.training import fleet_computation, train_fleet
@@ -53,14 +53,14 @@ def serve(grid: Grid, config: Config, path: Path, trusted: list[str], run_id: in
         try:
             train_fleet(opened, devices, Watch(_say), [EachRound(_say_round)])
         except AnybitError as error:
-            folder.append("fleet", {"event": "failed", "id": str(run_id), "reason": str(error)})
+            folder.append("fleet", {"event": "failed", "id": str(run_id), "reason": printable(str(error))})
             _say(f"anybit: {error}")
             raise
 
 
 def _say(text: str) -> None:
     for line in text.splitlines():
-        logger.info("%s", line)
+        logger.info("%s", printable(line))
 
 
 def _say_round(progress: Progress) -> None:

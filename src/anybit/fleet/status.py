@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from anybit.errors import RunError
+from anybit.errors import RunError, printable
+from anybit.fleet.text import harmless
 from anybit.training.run_folder import RunFolder
 
 State = Literal["waiting", "running", "completed", "failed", "unknown"]
@@ -32,6 +33,8 @@ class Status:
     """The number of devices that have said hello."""
     last: dict[str, Any]
     """The last round: asked, answered, missing, rejected, bytes, seconds."""
+    quarantined: dict[int, int] = field(default_factory=dict)
+    """The round in which each client in quarantine is asked again."""
 
 
 def fleet_status(server: Path, run: str = "run") -> Status:
@@ -46,7 +49,24 @@ def fleet_status(server: Path, run: str = "run") -> Status:
     last: dict[str, Any] = next((entry for entry in reversed(log) if entry["event"] == "round"), {})
     done = max((entry["round"] for entry in folder.lines("metrics")), default=0)
     greeted = {entry["client"] for entry in log if entry["event"] == "device"}
-    return Status(state, reason, done, rounds, len(greeted), last)
+    quarantined = {} if folder.finished else _quarantined(log, done)
+    if state == "running":
+        reason = "; ".join(filter(None, [reason, *(f"client {client} is in quarantine until round {until}"
+                                                   for client, until in quarantined.items())]))
+    return Status(state, printable(reason), done, rounds, len(greeted), harmless(last), quarantined)
+
+
+def _quarantined(log: list[dict[str, Any]], done: int) -> dict[int, int]:
+    """Return {client: the round in which it is asked again} of those in quarantine after `done` rounds of the last run."""
+    until: dict[int, int] = {}
+    for entry in log:
+        if entry["event"] == "run":
+            until = {}
+        elif entry["event"] == "quarantine":
+            until[entry["client"]] = entry["until"]
+        for device in entry.get("devices", []):
+            until.pop(device["client"], None)
+    return {client: round for client, round in sorted(until.items()) if round > done + 1}
 
 
 def _state(server: Path, folder: RunFolder, log: list[dict[str, Any]]) -> tuple[State, str]:

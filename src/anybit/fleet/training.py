@@ -19,11 +19,12 @@ from anybit.federated.robust import combiner
 from anybit.federated.sampling import sample_cohort, shares
 from anybit.federated.state import State
 from anybit.fleet.calibration import check_errors, check_seen, merged_errors, merged_seen
-from anybit.fleet.checks import ANSWER, Update, check_update, read_answer
+from anybit.fleet.checks import ANSWER, Update, Work, check_update, read_answer
 from anybit.fleet.devices import Devices
 from anybit.fleet.exchange import Reply
 from anybit.fleet.flower import ArrayRecord
 from anybit.fleet.roster import Member
+from anybit.fleet.text import brief
 from anybit.fleet.traffic import low_bit_weights
 from anybit.fleet.wire import payload_bytes, to_record
 from anybit.quant.calibrate import grids_of_inputs, ranges_of, table_of
@@ -108,15 +109,22 @@ class FleetRounds:
         arrays = {"w": to_record(state.trainable.named()), "steps": to_record(self.given.at(state.w).step_sizes)}
         questions = [devices.question(member, "train", arrays, width) for member, width in cohort]
         replies = devices.ask(questions)
-        widths = {member.client: width for member, width in cohort}
-        good, log = devices.judge([member for member, _ in cohort], replies, lambda reply: check_update(
-            reply, round, widths[reply.client], state.trainable, devices.options))
+        widths, members = {member.client: width for member, width in cohort}, [member for member, _ in cohort]
+
+        def check(reply: Reply) -> Update:
+            client, width, config = reply.client, widths[reply.client], self.computation.config
+            step_widths = self.computation.task.variant.step_widths
+            work = Work(config.client, lambda steps: step_widths(config.seed, round, client, width, steps))
+            return check_update(reply, round, width, state.trainable, devices.options, work)
+
+        good, log = devices.judge(members, replies, check)
         devices.event({"event": "round", "round": round + 1, **log, "seconds": time.monotonic() - started,
                        "bytes_down": sum(payload_bytes(q.content) for q in questions),
                        "bytes_up": sum(reply.bytes for reply in replies.values()),
                        "clipped": {u.client: u.clipped for u in good if u.clipped is not None},
                        "devices": [{"client": u.client, "width": str(u.width), "score": u.score, "examples": u.examples,
                                     "seconds": u.seconds, "bytes": u.bytes} for u in good]})
+        devices.count_failures(members, log)
         return good
 
     def _sample(self, round: int) -> list[tuple[Member, Width]]:
@@ -125,6 +133,8 @@ class FleetRounds:
         present = list(self.devices.present(least, least).values())
         widths = self._widths(round, present)
         size = min(config.cohort, int((shares(config.sampling, widths) > 0).sum()))
+        if not size:
+            return []
         chosen = sample_cohort(config.sampling, config.seed, round, len(present), size,
                                lambda positions: [widths[i] for i in positions])
         members = [present[i] for i in chosen]
@@ -171,17 +181,18 @@ class Calibration:
         members = [present[i] for i in sorted(chosen)]
         grids = grids_of_inputs(self.task.model, self.config.sites)
         record, round = to_record(w), self.devices.round
+        images = -(-self.config.ranges.calibration_images // len(members))
 
         def errors_of(candidates: Tensors) -> Tensors:
-            return merged_errors(self._ask(members, "errors", lambda reply: check_errors(reply, round, candidates),
-                                           {"w": record, "candidates": to_record(candidates)}))
+            return merged_errors(self._ask(members, "errors", lambda reply: check_errors(reply, round, candidates, images),
+                                           {"w": record, "candidates": to_record(candidates)}, images))
 
-        seen = merged_seen(self._ask(members, "ranges", lambda reply: check_seen(reply, round, list(grids)), {"w": record}))
+        seen = merged_seen(self._ask(members, "ranges", lambda reply: check_seen(reply, round, list(grids)), {"w": record},
+                                     images), images)
         return table_of(ranges_of(seen), rule, grids, errors_of).to(self.device)
 
     def _ask(self, members: list[Member], kind: str, check: Callable[[Reply], T],
-             arrays: dict[str, ArrayRecord]) -> list[T]:
-        images = -(-self.config.ranges.calibration_images // len(members))
+             arrays: dict[str, ArrayRecord], images: int) -> list[T]:
         questions = [self.devices.question(m, f"query.{kind}", arrays, images=images) for m in members]
         good, log = self.devices.judge(members, self.devices.ask(questions), check)
         self.devices.event({"event": "calibration", "kind": kind, **log})
@@ -197,15 +208,21 @@ def deliver(computation: Computation, devices: Devices, trained: Trained) -> Non
     if not members:
         return
     prepared = prepare(computation.task.model, options=computation.config.sites)
-    widths = {m.client: m.width or Width(FLOAT, FLOAT) for m in members}
-    models = {width: to_record(low_bit_weights(prepared, trained.w, trained.table, width))
-              for width in set(widths.values())}
+    widths, models = {m.client: m.width or Width(FLOAT, FLOAT) for m in members}, dict[Width, ArrayRecord]()
+    for width in set(widths.values()):
+        try:
+            models[width] = to_record(low_bit_weights(prepared, trained.w, trained.table, width))
+        except Exception as error:  # a width that this model cannot have; no device can stop a run
+            for member in [m for m in members if widths[m.client] == width]:
+                members.remove(member)
+                devices.event({"event": "refused", "node": member.node,
+                               "reason": f"the model cannot be made at its width {width} ({brief(error)})"})
     steps = to_record(trained.table.steps)
     questions = [devices.question(m, "evaluate", {"steps": steps, "weights": models[widths[m.client]]}, widths[m.client])
                  for m in members]
 
     def check(reply: Reply) -> dict[str, Any]:
-        _, values = read_answer(reply, devices.round, {**ANSWER, "score": float})
+        _, values = read_answer(reply, devices.round, {**ANSWER, "score": float}, {})
         return {"client": reply.client, "width": str(widths[reply.client]), "score": values["score"],
                 "examples": values["examples"], "seconds": values["seconds"]}
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from anybit.errors import ConfigError, did_you_mean
-from anybit.files.reading import bounded, read_toml
+from anybit.files.reading import bounded, parse_toml, read_toml
 
 HOME = Path(__file__).parent
 _INSIDE = re.compile(r"(?!.{201})(?!\.\.?(/|$))[^/\x00-\x1f]+(/(?!\.\.?(/|$))[^/\x00-\x1f]+)*")
@@ -116,7 +115,11 @@ def parse_override(text: str) -> dict[str, Any]:
     if not sign or not all(key.split(".")):
         raise ConfigError(f"override '{text}': write key=value, e.g. rounds=200 or server.lr=1e-2")
     try:
-        parsed = bounded(tomllib.loads(f"value = {value}")["value"])
+        bounded(text)
+    except ValueError as error:
+        raise ConfigError(f"override '{text}': {error}") from None
+    try:
+        parsed = parse_toml(f"value = {value}")["value"]
     except (ValueError, RecursionError):
         parsed = value
     out: dict[str, Any] = {key.split(".")[-1]: parsed}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from anybit.config.compare import compared
+from anybit.files.sheets import as_csv
 from anybit.quant.grid import FLOAT, Width
 from anybit.training.reading import RunRecord
 
@@ -56,7 +55,7 @@ class Table:
 
     def as_csv(self) -> str:
         """Write the table with all digits; a missing value is an empty cell."""
-        return _csv([self.columns, *([row.width, *row.values] for row in self.rows)])
+        return as_csv([self.columns, *([row.width, *row.values] for row in self.rows)])
 
 
 def shared_metric(runs: Sequence[RunRecord]) -> str | None:
@@ -88,7 +87,7 @@ def grid_csv(runs: Sequence[RunRecord]) -> str:
         for rule, scores in run.grid.items():
             lines += [(run.name, run.variant, rule, width, scores[width].get("loss"), scores[width].get("metric"))
                       for width in sorted_widths(scores)]
-    return _csv(lines)
+    return as_csv(lines)
 
 
 def _table(score: str, key: Score, names: Sequence[str], columns: Sequence[Mapping[str, Mapping[str, float]]]) -> Table:
@@ -145,9 +144,3 @@ def _text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
     return str(value)
-
-
-def _csv(lines: Iterable[Iterable[object]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
-    return text.getvalue()

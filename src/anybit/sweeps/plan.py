@@ -17,10 +17,10 @@ from typing import Any
 from anybit import recipes
 from anybit.config import Config, from_recipe
 from anybit.errors import AnybitError, ConfigError, RunError
+from anybit.files.holding import locked, own_folder
 from anybit.files.reading import read_json
 from anybit.files.schema import plain, read
 from anybit.files.writing import stale, write_json, writing
-from anybit.training.run_folder import locked
 
 _SHARED = ("data", "engine", "device", "threads", "compute")
 """Settings that runs of a group share: one copy of the data, and settings of the whole process."""
@@ -146,6 +146,9 @@ class SweepFolder:
             raise RunError(f"{path} holds a run, not a sweep: choose another folder with --path")
         with writing(path, "choose another folder with --path"):
             path.mkdir(parents=True, exist_ok=True)
+        with locked(path), writing(path, "choose another folder with --path"):
+            if is_sweep(path):  # somebody may have started one before we held the folder
+                return SweepFolder.open(path)._checked(runs)
             write_json(path / "sweep.json", {"runs": [plain(run) for run in runs]})
         return SweepFolder(path, runs)
 
@@ -170,7 +173,7 @@ class SweepFolder:
         return self
 
     def run_path(self, run: PlannedRun) -> Path:
-        return self.path / run.name
+        return own_folder(self.path / run.name)
 
     def finished(self, run: PlannedRun) -> bool:
         return (self.run_path(run) / "evaluation.json").exists()

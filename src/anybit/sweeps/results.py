@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from anybit.config.compare import compared
 from anybit.errors import ConfigError, RunError
 from anybit.files.reading import read_json
 from anybit.files.schema import plain, read
+from anybit.files.sheets import as_csv
 from anybit.files.writing import write_bytes, writing
 from anybit.recipes import toml_value
 from anybit.sweeps.plan import SweepFolder, is_sweep
@@ -36,8 +36,8 @@ class Point:
     """The server model on the way, at the variant's own steps and sites."""
 
     round: int
-    loss: float
-    """The clients' training loss, mean over the rounds since the point before."""
+    loss: float | None
+    """The clients' training loss, mean over the rounds since the point before; none where that is not finite."""
     scores: Mapping[str, Any]
 
 
@@ -109,7 +109,8 @@ def _curve(metrics: Iterable[Mapping[str, Any]]) -> Iterable[Point]:
     for entry in metrics:
         losses.append(entry["loss"])
         if entry.get("evaluation"):
-            yield Point(entry["round"], sum(losses) / len(losses), entry["evaluation"]["scores"])
+            mean = sum(losses) / len(losses)
+            yield Point(entry["round"], mean if math.isfinite(mean) else None, entry["evaluation"]["scores"])
             losses = []
 
 
@@ -146,10 +147,8 @@ def write_results(results: Sequence[Result], out: Path) -> None:
 
 
 def _csv(results: Sequence[Result]) -> str:
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
     varied = _varied(results)
-    lines.writerow((*_WHICH, *varied, *_FIGURES))
+    lines: list[tuple[object, ...]] = [(*_WHICH, *varied, *_FIGURES)]
     for i, r in enumerate(results):
         settings = r.settings
         components = [settings.data.name, settings.model.name]
@@ -157,9 +156,9 @@ def _csv(results: Sequence[Result]) -> str:
         device = r.environment.get("gpu") or r.environment.get("cpu", "")
         for rule, scores in r.evaluation["grid"].items():
             which = (r.name, *components, r.evaluation["variant"], settings.seed, settings.rounds, rule, rule == r.own)
-            lines.writerows((*which, width, *here, score["loss"], score["metric"], r.seconds, device)
-                            for width, score in scores.items())
-    return text.getvalue()
+            lines.extend((*which, width, *here, score["loss"], score["metric"], r.seconds, device)
+                         for width, score in scores.items())
+    return as_csv(lines)
 
 
 def _varied(results: Sequence[Result]) -> dict[str, list[str]]:

@@ -34,6 +34,8 @@ DATA: Registry = sources.SOURCES
 SPLITS: Registry = splits.SPLITS
 VARIANTS: Registry = {"baseline": variants.baseline, "kure": variants.kure, "apqn": variants.apqn, "qat": variants.qat,
                       "mqat": variants.mqat, "carousel": variants.carousel}
+MOST_PARAMETERS = 100_000_000
+"""Of a model that a recipe names and sizes: 0.4 GB of weights, nine times ResNet-18."""
 LOSSES: Registry = {"cross_entropy": objective.cross_entropy}
 METRICS: Registry = {"accuracy": objective.accuracy}
 
@@ -99,9 +101,20 @@ class Components:
 
     def build_model(self) -> nn.Module:
         """Make the model with the initial weights that belong to the run's seed."""
+        self._check_parameters()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(self.config.seed, "init"))
             return _expect("model", self.model.call(), nn.Module)
+
+    def _check_parameters(self) -> None:
+        """Raise for one of anybit's models that a setting makes huge, before any memory is taken."""
+        if self.config.model.name not in MODELS:
+            return
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            number = sum(p.numel() for p in _expect("model", self.model.call(), nn.Module).parameters())
+        if number > MOST_PARAMETERS:
+            raise ConfigError(f"model '{self.config.model.name}' with {dict(self.config.model.arguments)} has {number:,} "
+                              f"parameters: at most {MOST_PARAMETERS:,}; lower classes, in_channels or image_size")
 
     def build_variant(self) -> Variant:
         return _expect("variant", self.variant.call(), Variant)

@@ -6,7 +6,6 @@ and at the end: model.safetensors  steps.json  evaluation.json
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -23,10 +22,11 @@ from torch import Tensor
 from anybit.config import Config
 from anybit.errors import ConfigError, RunError
 from anybit.federated.state import State
+from anybit.files.holding import locked, no_link, own_folder
 from anybit.files.reading import bounded, read_bytes, read_json
 from anybit.files.safetensors import load, save
 from anybit.files.schema import read
-from anybit.files.writing import stale, sync_folder, write_bytes, write_json, writing
+from anybit.files.writing import is_temporary, stale, sync_folder, write_bytes, write_json, writing
 from anybit.quant.ranges import StepTable
 from anybit.tensors import Tensors, moved
 from anybit.training.checkpoint import Checkpoint, named
@@ -34,26 +34,6 @@ from anybit.training.records import checked_evaluation
 
 KEEP_CHECKPOINTS = 2
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
-
-
-def _no_link(path: str, flags: int) -> int:
-    """Open a file that is grown or cut in place; through a link in a folder from elsewhere that could be any file."""
-    return os.open(path, flags | os.O_NOFOLLOW, 0o644)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a folder; the lock ends with the process, however it ends."""
-    with writing(path / "lock", "the folder must be writable to train in it"):
-        handle = _no_link(str(path / "lock"), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RunError(f"{path} is in use by another process") from None
-        yield
-    finally:
-        os.close(handle)
 
 
 class RunFolder:
@@ -72,13 +52,13 @@ class RunFolder:
 
         The config comes last, as the sign that there is a run: one that was killed before can be started again.
         """
-        if (path / "config.json").exists():
-            raise RunError(f"{path} already holds a run: resume it with 'anybit resume {path}', or choose another folder")
-        if other := _foreign(path):
-            raise RunError(f"{path} is not empty (it has {other}): choose a new folder")
+        _check_free(path)
         folder = RunFolder(path)
         with writing(path, "choose another folder with --path"):
-            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True)
+        with locked(path), writing(path, "choose another folder with --path"):
+            _check_free(path)  # somebody may have started here before we held it
+            folder.kept.mkdir(exist_ok=True)
             if split is not None:
                 folder.save_split(split)
             write_json(path / "environment.json", environment)
@@ -89,7 +69,13 @@ class RunFolder:
     def open(path: Path) -> RunFolder:
         if not (path / "config.json").is_file():
             raise RunError(f"{path} is not a run: it has no config.json" if path.exists() else f"{path} does not exist")
+        own_folder(path / "checkpoints")
         return RunFolder(path)
+
+    @property
+    def kept(self) -> Path:
+        """The folder of the checkpoints."""
+        return own_folder(self.file("checkpoints"))
 
     def config(self) -> Any:
         """Read the config as it is stored."""
@@ -131,7 +117,7 @@ class RunFolder:
         """Add a line to a log."""
         line = (json.dumps(entry, ensure_ascii=False) + "\n").encode()
         name = f"{log}.jsonl"
-        with self._writing(name), open(self.file(name), "ab", opener=_no_link) as file:
+        with self._writing(name), open(self.file(name), "ab", opener=no_link) as file:
             file.write(line)
 
     def lines(self, log: str) -> list[dict[str, Any]]:
@@ -158,7 +144,7 @@ class RunFolder:
         if (metrics.stat().st_size if metrics.exists() else 0) < checkpoint.metrics_bytes:
             raise RunError(f"{metrics} is shorter than its checkpoint says: it was edited or truncated; restore it, or "
                            f"delete the folder 'checkpoints' beside it to start again from round 0")
-        with self._writing("metrics.jsonl"), open(metrics, "ab", opener=_no_link) as file:
+        with self._writing("metrics.jsonl"), open(metrics, "ab", opener=no_link) as file:
             file.truncate(checkpoint.metrics_bytes)
         # Times are no part of the result: what is damaged of them does not keep a run from going on.
         timing = [entry for line in _lines(self.file("timing.jsonl")) if (entry := _entry(line)) is not None
@@ -168,13 +154,13 @@ class RunFolder:
 
     def tidy(self) -> None:
         """Remove the temporary files of a process that was killed while writing. The caller holds the lock."""
-        for part in (*stale(self.path), *stale(self.file("checkpoints"))):
+        for part in (*stale(self.path), *stale(self.kept)):
             with self._writing(part.name):
                 part.unlink(missing_ok=True)
 
     def save_checkpoint(self, round: int, state: State, table: StepTable) -> Path:
         """Write the state after `round` rounds and drop all but the newest checkpoints."""
-        path = self.file("checkpoints") / f"round-{round:06d}.safetensors"
+        path = self.kept / f"round-{round:06d}.safetensors"
         with self._writing(f"checkpoints/{path.name}"):
             self._write_checkpoint(path, round, state, table)
             for old in self.checkpoints()[:-KEEP_CHECKPOINTS]:
@@ -183,7 +169,7 @@ class RunFolder:
 
     def _write_checkpoint(self, path: Path, round: int, state: State, table: StepTable) -> None:
         """Sync the metrics first: a checkpoint that says how long they are must not outlive them in a power cut."""
-        with open(self.file("metrics.jsonl"), "ab", opener=_no_link) as metrics:
+        with open(self.file("metrics.jsonl"), "ab", opener=no_link) as metrics:
             os.fsync(metrics.fileno())
             length = metrics.tell()
         sync_folder(self.path)
@@ -191,7 +177,7 @@ class RunFolder:
 
     def checkpoints(self) -> list[Path]:
         """List the checkpoints, oldest first."""
-        files = self.file("checkpoints").glob("*.safetensors")
+        files = self.kept.glob("*.safetensors")
         return sorted((path for path in files if _CHECKPOINT.fullmatch(path.name)), key=self.round_of)
 
     @staticmethod
@@ -278,10 +264,16 @@ class RunFolder:
             raise RunError(f"{error}{anew if self.file(name).exists() and self.checkpoints() else ''}") from None
 
 
-def _foreign(path: Path) -> str | None:
-    """Name a file that no run left here before its config was written."""
-    known = {"lock", "checkpoints", "split.safetensors", "environment.json"} | {part.name for part in stale(path)}
-    return next((file.name for file in sorted(path.iterdir()) if file.name not in known), None) if path.is_dir() else None
+def _check_free(path: Path) -> None:
+    """Raise for a folder with a run, or with a file that no run left here before its config was written."""
+    # Listed once: a start beside this one goes on meanwhile.
+    names = sorted(part.name for part in path.iterdir()) if path.is_dir() else []
+    if "config.json" in names:
+        raise RunError(f"{path} already holds a run: resume it with 'anybit resume {path}', or choose another folder")
+    for name in names:
+        half = is_temporary(name) and not (path / name).is_dir()
+        if not half and name not in ("lock", "checkpoints", "split.safetensors", "environment.json"):
+            raise RunError(f"{path} is not empty (it has {name}): choose a new folder")
 
 
 def _lines(path: Path) -> list[bytes]:
