@@ -96,7 +96,7 @@ def planned(experiment: str, seeds: Sequence[int], only: Sequence[str], extra: S
     rounds = 5000 if kind == "table" and network == "resnet20" else 2000
     last = [rounds - round(rounds * 0.005 * k) for k in range(5)]
     common = (f"rounds={rounds}", f"evaluation.also={last}", f"evaluation.bits={list(BITS)}", "server.average=0.998",
-              "evaluation.every=250", 'evaluation.sites=["W"]', 'evaluation.steps=["mse"]', "checkpoint_every=500",
+              f"evaluation.every={rounds // 20}", 'evaluation.sites=["W"]', 'evaluation.steps=["mse"]', "checkpoint_every=500",
               *(() if kind == "table" else HELD_OUT))
     runs = []
     for name in only or KINDS[kind]:
@@ -123,7 +123,7 @@ def scores(folder: Path) -> dict[str, Any] | None:
         if "last" in evaluation:
             evaluation["average"], evaluation["scores"] = evaluation["scores"], evaluation["last"]
     shown: dict[str, Any] = {"round": curve[-1][0]}
-    middle = [e for r, e in curve if 0.4 * rounds <= r <= 0.7 * rounds and r % 250 == 0]
+    middle = [e for r, e in curve if 0.4 * rounds <= r <= 0.7 * rounds and r % (rounds // 20) == 0]
     for kind in ("scores", "average"):
         if kind in curve[-1][1]:
             shown[kind] = [metric(curve[-1][1], b, kind) for b in BITS]
