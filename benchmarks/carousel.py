@@ -96,8 +96,8 @@ def planned(experiment: str, seeds: Sequence[int], only: Sequence[str], extra: S
     rounds = 5000 if kind == "table" and network == "resnet20" else 2000
     last = [rounds - round(rounds * 0.005 * k) for k in range(5)]
     common = (f"rounds={rounds}", f"evaluation.also={last}", f"evaluation.bits={list(BITS)}", "server.average=0.998",
-              f"evaluation.every={rounds // 20}", 'evaluation.sites=["W"]', 'evaluation.steps=["mse"]', "checkpoint_every=500",
-              *(() if kind == "table" else HELD_OUT))
+              f"evaluation.every={rounds // 20}", 'evaluation.sites=["W"]', 'evaluation.steps=["mse"]',
+              "checkpoint_every=500", *(() if kind == "table" else HELD_OUT))
     runs = []
     for name in only or KINDS[kind]:
         recipe, settings = arm(network, name)
