@@ -16,7 +16,7 @@ from anybit.config import Config
 from anybit.errors import ConfigError, ModelError
 from anybit.export import exporting
 from anybit.export.exporting import Exporter, Options
-from anybit.export.reference import outputs, reference
+from anybit.export.reference import Additions, outputs, reference
 from anybit.export.subject import Subject
 from anybit.export.verify import int8_is_exact, kernels, onnx_outputs, session
 from anybit.files.schema import read
@@ -123,6 +123,17 @@ def test_exact_convolutions_add_nothing(subject: Subject, tmp_path: Path) -> Non
     assert artifact.verdict.reference == artifact.verdict.evaluation
 
 
+def assert_as_reference(exporter: Exporter, width: Width, path: Path) -> Additions:
+    """Write the graph of a width, and compare its answers with the reference's; return what it adds to the training."""
+    model = exporter._onnx.model(width)
+    path.write_bytes(model.proto.SerializeToString())
+    expected = outputs(reference(exporter.subject, width, model.added), exporter.subject)
+    found = onnx_outputs(path, exporter.subject)
+    assert (found - expected).abs().median() < 1e-4 * expected.abs().max()
+    assert (found.argmax(1) == expected.argmax(1)).float().mean() > 0.97
+    return model.added
+
+
 @pytest.mark.parametrize("sites", [
     SiteOptions(weight_grid="narrow", activation_grid="unsigned"), SiteOptions(per_channel=True),
     SiteOptions(weight_grid="unsigned"), SiteOptions(first_last_bits=8, quantize_image=False),
@@ -130,13 +141,7 @@ def test_exact_convolutions_add_nothing(subject: Subject, tmp_path: Path) -> Non
 def test_every_site_option(sites: SiteOptions, tmp_path: Path) -> None:
     exporter = Exporter(untrained(sites), tmp_path)
     for width in (Width(3, 32), Width(3, 8)):
-        model = exporter._onnx.model(width)
-        path = tmp_path / "m.onnx"
-        path.write_bytes(model.proto.SerializeToString())
-        expected = outputs(reference(exporter.subject, width, model.added), exporter.subject)
-        found = onnx_outputs(path, exporter.subject)
-        assert (found - expected).abs().median() < 1e-4 * expected.abs().max()
-        assert (found.argmax(1) == expected.argmax(1)).float().mean() > 0.97
+        assert_as_reference(exporter, width, tmp_path / "m.onnx")
 
 
 def test_what_has_no_integer_kernel_is_named(tmp_path: Path) -> None:
