@@ -78,25 +78,29 @@ RIVALS: dict[str, tuple[str, tuple[str, ...]]] = {
 """{name: (recipe of the paper, what differs from it)}; all of them get carousel's schedule."""
 
 
+DATA = {"resnet20": "cifar10-resnet20", "lenet5": "cifar10-lenet5", "cifar100": "cifar100-resnet20", "femnist": "femnist-lenet5"}
+"""{network, or data set, of an experiment: its recipes}."""
+
 KINDS: dict[str, Sequence[str]] = {"search": tuple(SEARCH), "parts": tuple(PARTS), "table": ("carousel", *RIVALS)}
 
 
 def arm(network: str, name: str) -> tuple[str, tuple[str, ...]]:
     """Return the recipe and the overrides of a named run."""
     if name not in RIVALS:
-        return f"carousel/cifar10-{network}", {**SEARCH, **PARTS}[name]
+        return f"carousel/{DATA[network]}", {**SEARCH, **PARTS}[name]
     recipe, settings = RIVALS[name]
-    recipe = "mqat" if recipe == "mqat-full" and network == "resnet20" else recipe
-    return f"paper/cifar10-{network}/{recipe}", ("server.schedule=linear", *settings)
+    recipe = "mqat" if recipe == "mqat-full" and DATA[network].endswith("resnet20") else recipe
+    return f"paper/{DATA[network]}/{recipe}", ("server.schedule=linear", *settings)
 
 
-def planned(experiment: str, seeds: Sequence[int], only: Sequence[str], extra: Sequence[str]) -> list[PlannedRun]:
+def planned(experiment: str, seeds: Sequence[int], only: Sequence[str], extra: Sequence[str],
+            rounds: int | None = None) -> list[PlannedRun]:
     """Plan the runs of an experiment: search-… and parts-… on held-out images for 2,000 rounds, table-… on the test set."""
     kind, _, network = experiment.partition("-")
-    rounds = 5000 if kind == "table" and network == "resnet20" else 2000
-    last = [rounds - round(rounds * 0.005 * k) for k in range(5)]
+    rounds = rounds or (from_recipe(f"carousel/{DATA[network]}", ()).rounds if kind == "table" else 2000)
+    last = sorted({max(1, rounds - round(rounds * 0.005 * k)) for k in range(5)})
     common = (f"rounds={rounds}", f"evaluation.also={last}", f"evaluation.bits={list(BITS)}", "server.average=0.998",
-              f"evaluation.every={rounds // 20}", 'evaluation.sites=["W"]', 'evaluation.steps=["mse"]',
+              f"evaluation.every={max(1, rounds // 20)}", 'evaluation.sites=["W"]', 'evaluation.steps=["mse"]',
               "checkpoint_every=500", *(() if kind == "table" else HELD_OUT))
     runs = []
     for name in only or KINDS[kind]:
@@ -123,7 +127,7 @@ def scores(folder: Path) -> dict[str, Any] | None:
         if "last" in evaluation:
             evaluation["average"], evaluation["scores"] = evaluation["scores"], evaluation["last"]
     shown: dict[str, Any] = {"round": curve[-1][0]}
-    middle = [e for r, e in curve if 0.4 * rounds <= r <= 0.7 * rounds and r % (rounds // 20) == 0]
+    middle = [e for r, e in curve if 0.4 * rounds <= r <= 0.7 * rounds and r % max(1, rounds // 20) == 0]
     for kind in ("scores", "average"):
         if kind in curve[-1][1]:
             shown[kind] = [metric(curve[-1][1], b, kind) for b in BITS]
@@ -199,11 +203,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     train = verbs.add_parser("train")
-    train.add_argument("experiment", choices=[f"{k}-{n}" for k in KINDS for n in ("resnet20", "lenet5")])
+    train.add_argument("experiment", choices=[f"{k}-{n}" for k in KINDS for n in DATA])
     train.add_argument("folder", type=Path)
     train.add_argument("--seeds", default="1")
     train.add_argument("--only", default="", help="names of runs, separated by ;")
     train.add_argument("--set", action="append", default=[], help="a setting of all runs")
+    train.add_argument("--rounds", type=int, help="instead of the experiment's own")
     train.add_argument("--minutes", type=float, help="stop after so long, with checkpoints")
     gather = verbs.add_parser("collect")
     gather.add_argument("folder", type=Path)
@@ -231,7 +236,8 @@ def _names(text: str) -> list[str]:
 
 
 def _train(given: argparse.Namespace) -> None:
-    runs = planned(given.experiment, [int(seed) for seed in given.seeds.split(",")], _names(given.only), given.set)
+    runs = planned(given.experiment, [int(seed) for seed in given.seeds.split(",")], _names(given.only), given.set,
+                   given.rounds)
     deadline = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     watch = SweepWatch(on_state=lambda name, state, reason: print(time.strftime("%X"), name, state, reason, flush=True),
                        on_message=lambda name, text: print(time.strftime("%X"), name, text, flush=True),
