@@ -78,7 +78,8 @@ RIVALS: dict[str, tuple[str, tuple[str, ...]]] = {
 """{name: (recipe of the paper, what differs from it)}; all of them get carousel's schedule."""
 
 
-DATA = {"resnet20": "cifar10-resnet20", "lenet5": "cifar10-lenet5", "cifar100": "cifar100-resnet20", "femnist": "femnist-lenet5"}
+DATA = {"resnet20": "cifar10-resnet20", "lenet5": "cifar10-lenet5", "cifar100": "cifar100-resnet20",
+        "femnist": "femnist-lenet5"}
 """{network, or data set, of an experiment: its recipes}."""
 
 KINDS: dict[str, Sequence[str]] = {"search": tuple(SEARCH), "parts": tuple(PARTS), "table": ("carousel", *RIVALS)}
