@@ -103,7 +103,8 @@ def outputs(model: nn.Module, subject: Subject, dtype: torch.dtype = torch.float
     """Return the model's outputs on the test set; float64 is the control for differences by rounding alone."""
     model = copy.deepcopy(model).to(dtype)
     x, size = subject.data.test.x, subject.evaluator.batch_size
-    parts = [model(subject.data.pipeline(x[i:i + size]).to(dtype)) for i in range(0, len(x), size)]
+    batches = (subject.data.pipeline(x[i:i + size]) for i in range(0, len(x), size))
+    parts = [model(batch.to(dtype) if batch.is_floating_point() else batch) for batch in batches]
     return torch.cat(parts).to(torch.float32)
 
 

@@ -181,7 +181,7 @@ class Evaluator:
             def at(width: Tensor) -> Tensor:
                 buffers = bind(model, steps, width, rows=ones, key=zero, count=zero)
                 out: Tensor = torch.func.functional_call(model, (dict(w), buffers), (x,))
-                return out.to(x.dtype)
+                return out.to(x.dtype if x.is_floating_point() else next(iter(w.values())).dtype)
             return torch.func.vmap(at)(bits) if len(widths) > 1 else at(bits[0])[None]
         return outputs
 
