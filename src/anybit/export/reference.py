@@ -69,7 +69,7 @@ def reference(subject: Subject, width: Width, added: Additions = Additions()) ->
             quantizer.step, quantizer.low, quantizer.high = (t.clone() for t in subject.grid(site, width))
     weights = subject.quantized_weights(width)
     for layer in added.biases:
-        scale = bias_scale(weights[f"{layer}.weight"], subject.grid(f"{layer}.input_quantizer", width))
+        scale = bias_scale(weights[subject.weight_of[layer]], subject.grid(subject.input_sites[layer], width))
         bias = model.get_submodule(layer).bias
         assert isinstance(bias, Tensor)
         bias.data = torch.from_numpy((bias_codes(bias.detach().numpy(), scale) * scale).astype(np.float32))

@@ -18,7 +18,7 @@ from anybit.federated.variants import Variant, Weights
 from anybit.quant.grid import Width, limits
 from anybit.quant.ranges import StepTable, all_bits
 from anybit.quant.single_client import ModelAtWidth, SingleClientModel
-from anybit.quant.sites import all_parameters, bind, observed, quantizers, weight_sites
+from anybit.quant.sites import all_parameters, bind, call, observed, quantizers, weight_sites
 from anybit.tensors import Tensors
 
 PerExample = Callable[[Tensor, Tensor], Tensor]
@@ -44,7 +44,7 @@ def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExam
     def value(w: Trainable, given: Given, xi: Batch) -> tuple[Tensor, Tensor]:
         def forward(step_sizes: Tensors, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             tensors = w.w | bind(prepared, step_sizes, xi.width, rows=xi.rows, key=xi.key, count=xi.local_step)
-            return torch.func.functional_call(prepared, tensors, (inputs,)), observed(tensors)
+            return call(prepared, tensors, inputs), observed(tensors)
         return objective(w, given, xi, forward)
 
     objective = _objective(weight_sites(prepared), variant, data, loss, step_scale, bf16)

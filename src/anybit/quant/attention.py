@@ -1,7 +1,7 @@
 """nn.MultiheadAttention in plain tensor operations, and through it the Transformer layers of torch.
 
-Sites: the projections under their own names (in_proj_weight, or q_, k_ and v_proj_weight; out_proj is a linear layer), and the
-inputs `query`, `key` and `value`. The products of attention itself, which have no weights, stay in float.
+Sites: the projections under their own names (in_proj_weight, or q_, k_ and v_proj_weight; out_proj is a linear layer),
+and the inputs `query`, `key` and `value`. The products of attention itself, which have no weights, stay in float.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from anybit.quant.grid import FLOAT, Grid, GridName, Width, nearest
 from anybit.quant.modules import Observer
 from anybit.quant.penalty import kurtosis
 from anybit.quant.ranges import ActivationRule, RangeRule, StepTable
-from anybit.quant.sites import SiteOptions, all_parameters, bind, input_of, observed, prepare, quantizers, weight_sites
+from anybit.quant.sites import SiteOptions, all_parameters, bind, call, input_of, observed, prepare, quantizers, weight_sites
 from anybit.tensors import Tensors
 
 
@@ -190,6 +190,6 @@ def _observe(prepared: nn.Module, w: Tensors, steps: Tensors, batches: Iterable[
         buffers = bind(prepared, steps, x.new_full((2,), FLOAT, dtype=torch.int64) if width is None else width,
                        rows=torch.ones(x.shape[0], device=x.device), key=zero, count=zero)
         tensors = {**w, **buffers, **{f"{name}.observed": value for name, value in seen.items()}}
-        torch.func.functional_call(prepared, tensors, (x,))
+        call(prepared, tensors, x)
         seen = observed(tensors)
     return seen

@@ -52,10 +52,10 @@ def checked_layers(model: nn.Module, full_precision: Sequence[str]) -> dict[str,
         problems += _of_layer(name, module, kind)
         layers[name] = kind, module
         for weight in kind.weights(module):
-            parameter = module._parameters.get(weight)
-            if parameter is not None and id(parameter) not in owned and name_of[id(parameter)] != f"{name}.{weight}" and name:
-                problems.append(f"parameter '{name_of[id(parameter)]}' is the weight of layer '{name}', too: remove this "
-                                "second name, or name it in full_precision")
+            known = name_of.get(key := id(module._parameters.get(weight)))
+            if known and name and key not in owned and known != f"{name}.{weight}":
+                problems.append(f"parameter '{known}' is the weight of layer '{name}', too: remove this second name, or "
+                                "name it in full_precision")
         owned |= {id(p) for p in module.parameters(recurse=False)}
     if not layers and not problems:
         problems.append("the model has no conv or linear layer to quantize")
@@ -86,7 +86,7 @@ def _of_layer(name: str, module: nn.Module, kind: LayerKind) -> Iterator[str]:
         yield (f"layer '{name}' is a {type(module).__name__}, a {kind.of.__name__} with its own code: use "
                f"nn.{kind.of.__name__}, or name it in full_precision")
     elif any(weight not in module._parameters for weight in kind.weights(module)):
-        yield (f"layer '{name}' ({type(module).__name__}) computes its weight from others (a parametrization): remove it, or "
-               "name the layer in full_precision")
+        yield (f"layer '{name}' ({type(module).__name__}) computes its weight from others (a parametrization): remove it, "
+               "or name the layer in full_precision")
     elif reason := kind.refusal(module):
         yield f"layer '{name}' ({type(module).__name__}): {reason}"

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from anybit.quant.checks import checked_layers, refuse
@@ -162,8 +163,27 @@ def bind(model: nn.Module, steps: Mapping[str, Tensor], width: Tensor, *, rows: 
     return buffers
 
 
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Return {further name of a parameter: its first}, for parameters that several modules hold."""
+    first, further = dict[int, str](), dict[str, str]()
+    for module_name, module in model.named_modules():
+        for name, parameter in module.named_parameters(module_name, recurse=False):
+            if (known := first.setdefault(id(parameter), name)) != name:
+                further[name] = known
+    return further
+
+
+def call(model: nn.Module, tensors: dict[str, Tensor], *inputs: Any) -> Any:
+    """Call a prepared model with these parameters and buffers; `tensors` holds their final values afterwards.
+
+    Ties are resolved here: torch's own way leaves the buffers of a module with two names changed after the call.
+    """
+    tensors.update({name: tensors[first] for name, first in tied_names(model).items() if first in tensors})
+    return torch.func.functional_call(model, tensors, inputs, tie_weights=False)
+
+
 def observed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the observers' statistics by site: `functional_call` leaves the final buffers in the dict it was given."""
+    """Return the observers' statistics by site: `call` leaves the final buffers in the dict it was given."""
     return {name.removesuffix(".observed"): value for name, value in tensors.items() if name.endswith(".observed")}
 
 
