@@ -11,7 +11,7 @@ from torch import nn
 from anybit.quant.attention import QuantizedAttention, attention_refusal, attention_weights
 from anybit.quant.embedding import QuantizedEmbedding, QuantizedEmbeddingBag, embedding_refusal
 from anybit.quant.modules import LAYERS, as_it_was, quantized_layer
-from anybit.quant.recurrent import QuantizedRecurrent, recurrent_refusal, recurrent_weights
+from anybit.quant.recurrent import QuantizedCell, QuantizedRecurrent, recurrent_refusal, recurrent_weights
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ KINDS = (
       for of, new in ((nn.Embedding, QuantizedEmbedding), (nn.EmbeddingBag, QuantizedEmbeddingBag))),
     *(LayerKind(of, recurrent_weights, _replaced(QuantizedRecurrent), recurrent_refusal, rebuilt=True)
       for of in (nn.LSTM, nn.GRU, nn.RNN)),
+    *(LayerKind(of, lambda layer: {"weight_ih": ("input",), "weight_hh": ("hidden",)}, _replaced(QuantizedCell))
+      for of in (nn.LSTMCell, nn.GRUCell, nn.RNNCell)),
     LayerKind(nn.MultiheadAttention, attention_weights, _replaced(QuantizedAttention), attention_refusal, rebuilt=True),
 )
 

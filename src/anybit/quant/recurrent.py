@@ -118,3 +118,30 @@ class QuantizedRecurrent(nn.Module):
             state = self.cell(step, F.linear(quantizer(state[0]), w_hh, b_hh), state)
             out.append(state[0])
         return torch.stack(out[::-1] if backward else out, 1), state
+
+
+class QuantizedCell(nn.Module):
+    """nn.LSTMCell, nn.GRUCell or nn.RNNCell: one step."""
+
+    def __init__(self, like: nn.RNNCellBase) -> None:
+        super().__init__()
+        for name, parameter in like._parameters.items():
+            self.register_parameter(name, parameter)
+        mode = "LSTM" if isinstance(like, nn.LSTMCell) else "GRU" if isinstance(like, nn.GRUCell) else \
+            f"RNN_{str(like.nonlinearity).upper()}"
+        self.cell, self.with_memory, self.hidden_size = CELLS[mode], mode == "LSTM", like.hidden_size
+
+    def forward(self, x: Tensor, state: Any = None) -> Any:
+        if x.dim() != 2:
+            raise ModelError("a recurrent cell takes inputs with a batch dimension, as a matrix")
+        zeros = x.new_zeros(x.shape[0], self.hidden_size)
+        given: State = (zeros, zeros) if state is None else state if self.with_memory else (state,)
+        from_input, from_hidden = (F.linear(getattr(self, f"{site}_quantizer")(value), self._matrix(f"weight_{kind}"),
+                                            getattr(self, f"bias_{kind}", None))
+                                   for site, kind, value in (("input", "ih", x), ("hidden", "hh", given[0])))
+        after = self.cell(from_input, from_hidden, given)
+        return after if self.with_memory else after[0]
+
+    def _matrix(self, name: str) -> Tensor:
+        matrix: Tensor = getattr(self, f"{name}_quantizer")(getattr(self, name))
+        return matrix
