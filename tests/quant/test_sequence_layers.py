@@ -62,13 +62,14 @@ def test_cells_compute_what_torch_does(layer: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(("batch_first", "kdim"), [(True, None), (False, None), (True, 7)])
-@pytest.mark.parametrize("options", [{}, {"attn_mask": torch.tril(torch.ones(3, 5)) == 0}, {"attn_mask": torch.ones(8, 3, 5)},
+@pytest.mark.parametrize("options", [{}, {"attn_mask": torch.tril(torch.ones(3, 5)) == 0},
+                                     {"attn_mask": torch.arange(120.0).reshape(8, 3, 5).sin()},
                                      {"key_padding_mask": torch.arange(5).expand(4, 5) >= 3}, {"need_weights": False},
                                      {"average_attn_weights": False}])
 def test_attention_computes_what_torch_does(batch_first: bool, kdim: int | None, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     attention = nn.MultiheadAttention(6, 2, batch_first=batch_first, kdim=kdim, vdim=kdim)
-    query, key = (torch.randn(4, n, size) if batch_first else torch.randn(n, 4, size) for n, size in ((3, 6), (5, kdim or 6)))
+    query, key = (torch.randn(*((4, n) if batch_first else (n, 4)), size) for n, size in ((3, 6), (5, kdim or 6)))
     assert_same(Holder(attention), query, key, key, **options)
 
 

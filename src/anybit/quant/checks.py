@@ -28,9 +28,10 @@ def check_initialized(model: nn.Module) -> None:
         raise ModelError(f"parameter '{lazy[0]}' of a lazy layer has no shape yet: run one batch through the model first")
 
 
-def in_float(model: nn.Module, full_precision: Sequence[str]) -> set[int]:
-    """Return the ids of the parameters that are named, or lie in a module that is named, under any of their names."""
-    return {id(p) for name, p in model.named_parameters(remove_duplicate=False)
+def _in_float(model: nn.Module, full_precision: Sequence[str]) -> set[int]:
+    """Return the ids of the modules and parameters that are named, or lie in a module that is, under any of their names."""
+    everything = (*model.named_modules(remove_duplicate=False), *model.named_parameters(remove_duplicate=False))
+    return {id(thing) for name, thing in everything
             if any(name == part or name.startswith(f"{part}.") for part in full_precision)}
 
 
@@ -42,12 +43,12 @@ def checked_layers(model: nn.Module, full_precision: Sequence[str]) -> dict[str,
     problems = [f"full_precision names '{name}', which the model does not have: "
                 + did_you_mean(name, [n for n in (*names, *every) if n])
                 for name in full_precision if name not in names and name not in every]
-    name_of, kept = {id(p): name for name, p in parameters.items()}, in_float(model, full_precision)
+    name_of, kept = {id(p): name for name, p in parameters.items()}, _in_float(model, full_precision)
     layers, owned = dict[str, tuple[LayerKind, nn.Module]](), set(kept)
     for name, module in modules.items():
         problems += _of_any_module(name, module)
         kind = kind_of(module)
-        if kind is None or kept & {id(p) for p in module.parameters(recurse=False)} & _weights(kind, module):
+        if kind is None or kept & {id(module), *(id(module._parameters.get(weight)) for weight in kind.weights(module))}:
             continue
         problems += _of_layer(name, module, kind)
         layers[name] = kind, module
@@ -64,10 +65,6 @@ def checked_layers(model: nn.Module, full_precision: Sequence[str]) -> dict[str,
                  for name, p in parameters.items() if p.dim() > 1 and id(p) not in owned]
     refuse(problems)
     return layers
-
-
-def _weights(kind: LayerKind, module: nn.Module) -> set[int]:
-    return {id(module._parameters.get(weight)) for weight in kind.weights(module)}
 
 
 def _of_any_module(name: str, module: nn.Module) -> Iterator[str]:
