@@ -8,8 +8,9 @@ safetensors has no type below 8 bits, so a quantized weight is a U8 bit stream (
 * every other parameter and buffer under its own name, as it is
 
 Metadata (text): `format` "anybit-archive-1" · `width` · `packed` JSON {NAME: {bits, low, shape}} · `activations` JSON
-{SITE: {bits, low, high}} · `sha256` of the whole file with 64 zeros in its place, as `sha256_of` "file" says (without it, in
-archives of earlier versions: of all tensor bytes in file order). The weight is step · (codes + low), in float32; low and
+{SITE: {bits, low, high}} · `tied`, where tensors are, JSON {further name of a tensor: the one it is stored under} ·
+`sha256` of the whole file with 64 zeros in its place, as `sha256_of` "file" says (without it, in archives of earlier
+versions: of all tensor bytes in file order). The weight is step · (codes + low), in float32; low and
 high are whole numbers, or lie halfway between two (−1.5).
 """
 
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anybit.errors import RunError
 from anybit.export.packing import pack, packed_size, unpack
@@ -36,7 +37,8 @@ FORMAT = "anybit-archive-1"
 def write_archive(path: Path, subject: Subject, width: Width) -> None:
     """Write the model at a width."""
     quantized = subject.quantized_weights(width)
-    tensors: dict[str, Tensor] = dict(subject.model.state_dict())
+    tied = _tied(subject.model)
+    tensors = {name: tensor for name, tensor in subject.model.state_dict().items() if name not in tied}
     for name, weight in quantized.items():
         tensors[name] = torch.from_numpy(pack(weight.codes, weight.bits))
         tensors[f"{name}.step"] = weight.step
@@ -48,7 +50,8 @@ def write_archive(path: Path, subject: Subject, width: Width) -> None:
             activations[site] = {"bits": bits, "low": _number(grid.low), "high": _number(grid.high)}
     packed = {name: {"bits": q.bits, "low": _number(q.low), "shape": list(q.codes.shape)} for name, q in quantized.items()}
     save(path, tensors, {"format": FORMAT, "width": str(width), "packed": json.dumps(packed),
-                         "activations": json.dumps(activations), "steps": subject.steps})
+                         "activations": json.dumps(activations), "steps": subject.steps,
+                         **({"tied": json.dumps(tied)} if tied else {})})
 
 
 def read_archive(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -60,10 +63,19 @@ def read_archive(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         packed, activations = (bounded(json.loads(metadata[key])) for key in ("packed", "activations"))
         weights = {name: _weight(tensors, name, entry) for name, entry in packed.items()}
         sites = {site: {**entry, "step": float(tensors.pop(f"{site}.step"))} for site, entry in activations.items()}
+        rest = {name: tensor for name, tensor in tensors.items() if name.removesuffix(".step") not in packed}
+        every = {**rest, **weights}
+        tied = {name: every[first] for name, first in bounded(json.loads(metadata.get("tied", "{}"))).items()}
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
         raise RunError(f"{path} is damaged ({type(error).__name__}: {error})") from None
-    rest = {name: tensor for name, tensor in tensors.items() if name.removesuffix(".step") not in packed}
-    return {**rest, **weights}, {"width": metadata.get("width", ""), "activations": sites}
+    return {**every, **tied}, {"width": metadata.get("width", ""), "activations": sites}
+
+
+def _tied(model: nn.Module) -> dict[str, str]:
+    """Return {further name of a parameter or buffer: its first}."""
+    first = dict[int, str]()
+    known = {name: first.setdefault(id(tensor), name) for name, tensor in model.state_dict(keep_vars=True).items()}
+    return {name: original for name, original in known.items() if name != original}
 
 
 def _number(level: Tensor | float) -> float:

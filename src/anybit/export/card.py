@@ -10,6 +10,7 @@ from anybit.config import OBJECT
 from anybit.environment import environment
 from anybit.export.artifact import Artifact
 from anybit.export.subject import Subject
+from anybit.quant.sites import float_parameters
 
 
 def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "other") -> str:
@@ -28,7 +29,7 @@ def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "
         seed=config.seed if config else "?", train=len(data.train), test=len(data.test),
         steps=subject.steps, shape=", ".join(map(str, subject.images.shape[1:])), normalization=normalization,
         classes=f" ({', '.join(data.class_names)})" if 0 < len(data.class_names) <= 20 else "")
-    return head + "\n".join(_row(a) for a in kept) + "\n" + _notes(kept)
+    return head + "\n".join(_row(a) for a in kept) + "\n" + _notes(subject, kept)
 
 
 def _row(a: Artifact) -> str:
@@ -37,13 +38,22 @@ def _row(a: Artifact) -> str:
             f"| {a.verdict.artifact:.2f} | {a.verdict.evaluation:.2f} | {a.verdict.agreement:.4f} | {stored} |")
 
 
-def _notes(artifacts: Sequence[Artifact]) -> str:
-    lines = [f"- {a.width}: added beyond training: {', '.join(a.added)}." for a in artifacts if a.added]
+def _notes(subject: Subject, artifacts: Sequence[Artifact]) -> str:
+    lines = [f"- Stays in float: {_in_float(subject)}."]
+    lines += [f"- {a.width}: added beyond training: {', '.join(a.added)}." for a in artifacts if a.added]
     lines += [f"- {a.width}: layer `{layer}` is computed in float: {why}."
               for a in artifacts for layer, why in a.in_float.items()]
     lines += [f"- {a.warning}." for a in artifacts if a.warning]
     lines.append("- Few bits save size and memory traffic; the arithmetic of stock runtimes is 8-bit at best.")
     return "\n## Notes\n\n" + "\n".join(dict.fromkeys(lines)) + "\n"
+
+
+def _in_float(subject: Subject) -> str:
+    """Name the largest parameters that no width quantizes, and what all of them take."""
+    sizes = float_parameters(subject.model, subject.evaluator.sites)
+    largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
+    more = f" and {len(sizes) - len(largest)} more" if len(sizes) > len(largest) else ""
+    return f"{sum(sizes.values()) / 1e3:,.1f} KB ({', '.join(f'`{n}`' for n in largest)}{more})" if sizes else "nothing"
 
 
 def _numbers(values: Sequence[float]) -> str:

@@ -61,6 +61,9 @@ def export_executorch(subject: Subject, path: Path, width: Width) -> Artifact:
     """Write and verify a .pte file."""
     if width != Width(8, 8):
         raise ConfigError(f"width {width}: ExecuTorch's XNNPACK computes in 8 bits; use WA8, or --runtime onnx")
+    if other := next((n for n, fed_by in subject.matrices.items() if [f"{layer}.weight" for layer in fed_by] != [n]), None):
+        raise ModelError(f"parameter '{other}': the ExecuTorch export takes convolutions and linear layers with a weight of "
+                         "their own; use --runtime onnx")
     with quiet():
         _need("exir")
         grids = output_grids(subject, width, subject.layers)
@@ -71,8 +74,7 @@ def export_executorch(subject: Subject, path: Path, width: Width) -> Artifact:
     problem = f"{remaining} layers were not taken by XNNPACK" if remaining else ""
     judged = verdict(subject, reference(subject, width), reference(subject, width, added), result, problem)
     weights = sum(w.codes.size for w in subject.quantized_weights(width).values())
-    fp32 = sum(t.numel() * t.element_size() for t in subject.model.state_dict().values())
-    return Artifact(path.name, str(width), "executorch", path.stat().st_size, fp32, {"8": weights}, judged,
+    return Artifact(path.name, str(width), "executorch", path.stat().st_size, subject.float_bytes, {"8": weights}, judged,
                     {"8": "int8"}, {"XNNPACK": len(subject.layers) - remaining}, added.words(), {},
                     subject.untrained(width), latency)
 

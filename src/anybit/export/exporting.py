@@ -121,10 +121,9 @@ class Exporter:
         if not all(torch.equal(weights[name], quantize(w[name], self.subject.grid(f"{name}_quantizer", width)))
                    for name in quantized):
             judged = judged._replace(problem="its weights are not those of the fake-quant model")
-        fp32 = sum(t.numel() * t.element_size() for t in self.subject.model.state_dict().values())
         stored = {str(q.bits): f"{q.bits}-bit stream" for q in quantized.values()}
-        return Artifact(path.name, str(width), "archive", path.stat().st_size, fp32, self._counts(width), judged, stored,
-                        warning=self.subject.untrained(width))
+        return Artifact(path.name, str(width), "archive", path.stat().st_size, self.subject.float_bytes, self._counts(width),
+                        judged, stored, warning=self.subject.untrained(width))
 
     def _counts(self, width: Width) -> dict[str, int]:
         counts: dict[str, int] = {}

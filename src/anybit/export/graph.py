@@ -7,7 +7,7 @@ normalization or a transpose into them, and the trained grid would be lost.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,10 @@ class Use:
     node: Any
     bias: str
     """The name of a bias that is an input of the node; empty if there is none."""
+    weight: str
+    """The name of the parameter."""
+    whole: bool
+    """The node multiplies all of it, not a part."""
 
 
 def check_opset(opset: int) -> int:
@@ -46,8 +50,8 @@ def check_opset(opset: int) -> int:
     return opset
 
 
-def float_graph(model: nn.Module, example: torch.Tensor, layers: Sequence[str], opset: int) -> Any:
-    """Export an onnx.ModelProto with a dynamic batch and layer weights as inputs '{layer}.weight'."""
+def float_graph(model: nn.Module, example: torch.Tensor, weights: Sequence[str], opset: int) -> Any:
+    """Export an onnx.ModelProto with a dynamic batch and these parameters as inputs of their name."""
     need("onnxscript")
     onnx, ir = need("onnx"), need("onnx_ir")
     with quiet():
@@ -55,11 +59,15 @@ def float_graph(model: nn.Module, example: torch.Tensor, layers: Sequence[str], 
             program = _attempt(model, torch.cat([example[:1]] * 2))
         except Exception as error:  # of any kind: the layer's name is what helps
             raise ModelError(f"the model cannot be exported to ONNX{_culprit(model, example)}: {_reason(error)}") from error
-        for layer in layers:
-            value = program.graph.initializers.pop(f"{layer}.weight", None)
+        parameters, initializers = dict(model.named_parameters(remove_duplicate=False)), program.graph.initializers
+        for name in weights:
+            # The exporter keeps one of the names of a tied parameter.
+            known = next((n for n, p in parameters.items() if p is parameters[name] and n in initializers), None)
+            value = initializers.pop(known) if known else None
             if value is None:
-                raise ModelError(f"layer '{layer}': its weight does not appear in the ONNX graph; name it in "
-                                 "full_precision, or use --runtime archive")
+                raise ModelError(f"layer '{name.removesuffix('.weight')}': its weight does not appear in the ONNX graph; "
+                                 "name it in full_precision, or use --runtime archive")
+            value.name = name
             program.graph.inputs.append(value)
             value.const_value = None
         need("onnxscript.optimizer").optimize(program)
@@ -117,18 +125,39 @@ def _strip(proto: Any) -> None:
             node.ClearField(field)
 
 
-def uses(graph: Any, layers: Sequence[str]) -> list[Use]:
-    """List the nodes that multiply layer weights (possibly transposed); a layer may be called more than once."""
+def uses(graph: Any, matrices: Mapping[str, Sequence[str]]) -> list[Use]:
+    """List the nodes that multiply quantized matrices (possibly transposed, or in parts); a layer may be called repeatedly.
+
+    matrices: {parameter: the layers or inputs with which it, or its parts in this order, is multiplied}. An embedding, whose
+    rows are looked up, multiplies nothing.
+    """
     readers: dict[str, list[Any]] = {}
     for node in graph.node:
         for name in node.input:
             readers.setdefault(name, []).append(node)
     products = []
-    for layer in layers:
-        direct = readers.get(f"{layer}.weight", [])
-        for node in [n for d in direct for n in (readers.get(d.output[0], []) if d.op_type == "Transpose" else [d])]:
+    for weight, layers in matrices.items():
+        for node, part in _readers(readers, weight):
+            if node.op_type == "Gather":
+                continue
+            layer = layers[part or 0] if layers else weight
             if node.op_type not in MULTIPLIES:
                 raise ModelError(f"layer '{layer}': its weight goes into a {node.op_type} node, which cannot be "
                                  "quantized; name it in full_precision, or use --runtime archive")
-            products.append(Use(layer, node, node.input[2] if len(node.input) > 2 else ""))
+            if part is None and len(layers) > 1:
+                raise ModelError(f"layers {', '.join(layers)} share the weight '{weight}', and their inputs cannot be told "
+                                 "apart in the graph: quantize weights alone, or use --runtime archive")
+            products.append(Use(layer, node, node.input[2] if len(node.input) > 2 else "", weight, part is None))
     return products
+
+
+def _readers(readers: Mapping[str, Sequence[Any]], name: str, part: int | None = None) -> Iterator[tuple[Any, int | None]]:
+    """Yield (node, part) of what reads a value, its transpose or its parts; part: none of the whole."""
+    for node in readers.get(name, ()):
+        if node.op_type == "Transpose":
+            yield from _readers(readers, node.output[0], part)
+        elif node.op_type == "Split":
+            for number, output in enumerate(node.output):
+                yield from _readers(readers, output, number)
+        else:
+            yield node, part

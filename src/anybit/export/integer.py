@@ -55,7 +55,7 @@ def quantize_all(editor: Editor, uses: list[Use], weights: Mapping[str, Quantize
               for name, (integers, zero) in operands(editor, weights, opset, signed).items()}
     in_float: dict[str, str] = {}
     for number, use in enumerate(uses):
-        _quantize(editor, use, stored.get(f"{use.layer}.weight"), activations, number, in_float)
+        _quantize(editor, use, stored.get(use.weight), activations, number, in_float)
     for name, weight in stored.items():
         editor.drop_input(name)
         if any(name in node.input for node in editor.graph.node):
@@ -66,9 +66,10 @@ def quantize_all(editor: Editor, uses: list[Use], weights: Mapping[str, Quantize
 def _quantize(editor: Editor, use: Use, weight: _Weight | None, activations: Activations, number: int,
               in_float: dict[str, str]) -> None:
     grid = activations.inputs.get(use.layer)
-    if grid is None or weight is None or not kernel(use.node.op_type, exact=False):
+    if grid is None or weight is None or not use.whole or not kernel(use.node.op_type, exact=False):
         in_float[use.layer] = ("its input is not quantized" if grid is None else "its weight is not quantized"
-                               if weight is None else f"no runtime has an integer {use.node.op_type}")
+                               if weight is None else "its weight is a part of a matrix" if not use.whole
+                               else f"no runtime has an integer {use.node.op_type}")
         if grid is not None:
             _replace_input(editor, use.node, grid, number)
     elif use.node.op_type == "Conv" and use.layer in activations.outputs:

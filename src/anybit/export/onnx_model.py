@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from torch import nn
+
 from anybit.export.extras import need
 from anybit.export.graph import DEFAULT_OPSET, check_opset, float_graph, uses
 from anybit.export.integer import FUSED, Activations, kernel, quantize_all
@@ -15,6 +17,8 @@ from anybit.export.lowbit import Editor, storage, weight_only
 from anybit.export.reference import Additions, output_grids
 from anybit.export.subject import QuantizedWeight, Subject
 from anybit.quant.grid import FLOAT, Width
+from anybit.quant.kinds import kind_of
+from anybit.quant.sites import prepare
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,15 @@ class OnnxExporter:
 
     @cached_property
     def _float(self) -> Any:
-        return float_graph(self.subject.model, self.subject.images, self.subject.layers, check_opset(self.opset))
+        return float_graph(self._plain, self.subject.images, list(self.subject.matrices), check_opset(self.opset))
+
+    @cached_property
+    def _plain(self) -> nn.Module:
+        """The model; in plain operations, as it is trained, where the exporter would put other matrices in their place."""
+        model = self.subject.model
+        if any((kind := kind_of(module)) and kind.rebuilt for module in model.modules()):
+            return prepare(model, options=self.subject.evaluator.sites).eval()
+        return model
 
     def model(self, width: Width) -> OnnxModel:
         """Make the model at a width: FP32, weight-only, or weights and activations."""
@@ -52,7 +64,7 @@ class OnnxExporter:
         proto.CopyFrom(self._float)
         editor, weights = Editor(proto), self.subject.quantized_weights(width)
         w = self.subject.w()
-        for name in sorted({f"{layer}.weight" for layer in self.subject.layers} - set(weights)):
+        for name in sorted(set(self.subject.matrices) - set(weights)):
             editor.drop_input(name)
             editor.constant(w[name].numpy(), name)
         stored = {str(q.bits): storage(q.bits, self.opset) for q in weights.values()}
@@ -63,10 +75,10 @@ class OnnxExporter:
 
     def _integer(self, editor: Editor, width: Width, weights: Mapping[str, QuantizedWeight],
                  stored: dict[str, str]) -> OnnxModel:
-        products = uses(editor.graph, self.subject.layers)
-        inputs = {layer: self.subject.grid(f"{layer}.input_quantizer", width) for layer in self.subject.layers
-                  if self.subject.bits(f"{layer}.input_quantizer", width) != FLOAT}
-        integer = [u for u in products if u.layer in inputs and f"{u.layer}.weight" in weights]
+        products = uses(editor.graph, self.subject.matrices)
+        inputs = {layer: self.subject.grid(site, width) for layer, site in self.subject.input_sites.items()
+                  if self.subject.bits(site, width) != FLOAT}
+        integer = [u for u in products if u.layer in inputs and u.weight in weights and u.whole]
         kernels = Counter(kernel(u.node.op_type, self.exact) for u in integer)
         fused = [] if self.exact else [u for u in integer if kernel(u.node.op_type, self.exact) == FUSED]
         outputs = output_grids(self.subject, width, list(dict.fromkeys(u.layer for u in fused)))

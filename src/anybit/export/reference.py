@@ -69,7 +69,7 @@ def reference(subject: Subject, width: Width, added: Additions = Additions()) ->
             quantizer.step, quantizer.low, quantizer.high = (t.clone() for t in subject.grid(site, width))
     weights = subject.quantized_weights(width)
     for layer in added.biases:
-        scale = bias_scale(weights[f"{layer}.weight"], subject.grid(f"{layer}.input_quantizer", width))
+        scale = bias_scale(weights[subject.weight_of[layer]], subject.grid(subject.input_sites[layer], width))
         bias = model.get_submodule(layer).bias
         assert isinstance(bias, Tensor)
         bias.data = torch.from_numpy((bias_codes(bias.detach().numpy(), scale) * scale).astype(np.float32))
@@ -103,7 +103,8 @@ def outputs(model: nn.Module, subject: Subject, dtype: torch.dtype = torch.float
     """Return the model's outputs on the test set; float64 is the control for differences by rounding alone."""
     model = copy.deepcopy(model).to(dtype)
     x, size = subject.data.test.x, subject.evaluator.batch_size
-    parts = [model(subject.data.pipeline(x[i:i + size]).to(dtype)) for i in range(0, len(x), size)]
+    batches = (subject.data.pipeline(x[i:i + size]) for i in range(0, len(x), size))
+    parts = [model(batch.to(dtype) if batch.is_floating_point() else batch) for batch in batches]
     return torch.cat(parts).to(torch.float32)
 
 

@@ -23,7 +23,7 @@ from anybit.quant.calibrate import activation_table
 from anybit.quant.grid import FLOAT, Grid, Width, codes
 from anybit.quant.modules import Quantizer
 from anybit.quant.ranges import StepTable
-from anybit.quant.sites import prepare, quantizers
+from anybit.quant.sites import input_of, parameter_of, prepare, quantizers
 from anybit.training.evaluation import Evaluator, build_evaluator
 from anybit.training.machine import computing
 from anybit.training.run import Run
@@ -104,13 +104,35 @@ class Subject:
 
     @cached_property
     def layers(self) -> list[str]:
-        """The names of the quantized layers."""
-        return [site.removesuffix(".input_quantizer") for site in self.activation_sites()]
+        """The names of the quantized layers; of those with several inputs, of the inputs."""
+        return [input_of(site) for site in self.activation_sites()]
+
+    @cached_property
+    def matrices(self) -> dict[str, list[str]]:
+        """{quantized parameter: the layers (or inputs) that it, or its parts in this order, is multiplied with}."""
+        return {parameter_of(name): [input_of(x) for x in site.fed_by] for name, site in self.quantizers.items()
+                if site.kind == "weights"}
+
+    @cached_property
+    def input_sites(self) -> dict[str, str]:
+        """{layer or input: its activation site}."""
+        return {input_of(site): site for site in self.activation_sites()}
+
+    @cached_property
+    def weight_of(self) -> dict[str, str]:
+        """{layer or input: the parameter that it is multiplied with}."""
+        return {layer: parameter for parameter, layers in self.matrices.items() for layer in layers}
+
+    @property
+    def float_bytes(self) -> int:
+        """Bytes of the model as it was trained; tied parameters count once."""
+        tensors = {t.data_ptr(): t for t in self.model.state_dict().values()}
+        return sum(t.numel() * t.element_size() for t in tensors.values())
 
     def quantized_weights(self, width: Width) -> dict[str, QuantizedWeight]:
         """Return {parameter: its integers} of every weight that `width` quantizes."""
         out, w = {}, self.w()
-        for name in (f"{layer}.weight" for layer in self.layers):
+        for name in self.matrices:
             if (bits := self.bits(f"{name}_quantizer", width)) != FLOAT:
                 grid = self.grid(f"{name}_quantizer", width)
                 out[name] = QuantizedWeight(codes(w[name], grid).numpy().astype(np.uint8), grid.step, float(grid.low), bits)

@@ -18,7 +18,7 @@ from anybit.federated.variants import Variant, Weights
 from anybit.quant.grid import Width, limits
 from anybit.quant.ranges import StepTable, all_bits
 from anybit.quant.single_client import ModelAtWidth, SingleClientModel
-from anybit.quant.sites import bind, observed, quantizers, weight_sites
+from anybit.quant.sites import all_parameters, bind, call, observed, quantizers, weight_sites
 from anybit.tensors import Tensors
 
 PerExample = Callable[[Tensor, Tensor], Tensor]
@@ -44,7 +44,7 @@ def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExam
     def value(w: Trainable, given: Given, xi: Batch) -> tuple[Tensor, Tensor]:
         def forward(step_sizes: Tensors, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
             tensors = w.w | bind(prepared, step_sizes, xi.width, rows=xi.rows, key=xi.key, count=xi.local_step)
-            return torch.func.functional_call(prepared, tensors, (inputs,)), observed(tensors)
+            return call(prepared, tensors, inputs), observed(tensors)
         return objective(w, given, xi, forward)
 
     objective = _objective(weight_sites(prepared), variant, data, loss, step_scale, bf16)
@@ -88,7 +88,7 @@ def _objective(parameter_of: Mapping[str, str], variant: Variant, data: Data, lo
             raise ConfigError(f"loss must return one value per example, shape {tuple(xi.rows.shape)}, but returned "
                               f"{tuple(losses.shape)}: use reduction='none'")
         mean = (losses * xi.rows).sum() / xi.rows.sum().clamp_min(1)
-        seen = Weights(w.w, {site: w.w[name] for site, name in parameter_of.items()}, watched)
+        seen = Weights(w.w, {site: w.w[name] for site, name in parameter_of.items() if name in w.w}, watched)
         penalties = (strength * penalty(seen) for strength, (_, penalty)
                      in zip(given.strengths, variant.penalties, strict=True))
         return mean + sum(penalties, mean.new_zeros(())), mean.detach()
@@ -114,11 +114,11 @@ def learned_step_scale(prepared: nn.Module, w: Tensors, features: Mapping[str, T
     LSQ has δΔ = −η·g·∂L/∂Δ with g = 1/√(N·high), N the size of the weight or of one image's activation; with
     Δ = Δ_start·exp(s) this is δs = −η·(g/Δ²)·∂L/∂s. Δ_start replaces Δ, as 1/Δ² would explode when Δ shrinks.
     """
-    out = {}
+    out, every = {}, all_parameters(prepared, w)
     for name, site in quantizers(prepared).items():
         if site.transform is None:
             continue
-        size = float(w[weight_sites(prepared)[name]].numel() if site.kind == "weights" else features[name])
+        size = float(every[weight_sites(prepared)[name]].numel() if site.kind == "weights" else features[name])
         steps = table.steps[name]
         high = limits(all_bits(steps.device), site.grid)[1].reshape(-1, *[1] * (steps.dim() - 1))
         out[name] = (size * high) ** -0.5 / steps.square().clamp_min(torch.finfo(steps.dtype).tiny)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from anybit.errors import ModelError
+from anybit.quant.checks import check_initialized
 from anybit.quant.grid import GridName, bounds
 from anybit.quant.ranges import StepTable, all_bits, root_mean_square
 from anybit.quant.sites import parameter_of, quantizers
@@ -75,6 +76,7 @@ class State(NamedTuple):
 
 def trainable_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return w, the parameters that clients train, by name; raise if there are none, or if one is not finite."""
+    check_initialized(model)
     w = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     if bad := next((name for name, p in w.items() if not bool(torch.isfinite(p).all())), None):
         raise ModelError(f"parameter '{bad}' holds NaN or infinity before any training: initialize the model anew")

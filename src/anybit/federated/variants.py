@@ -37,7 +37,8 @@ StepRule = Literal["mse", "minmax", "cover", "rule", "table"]
 
 @dataclass(frozen=True)
 class Weights:
-    """Arguments of a penalty: all parameters, the quantized weights among them, and the observers' statistics by site."""
+    """Arguments of a penalty: all parameters that are trained, the quantized weights among them, and the observers'
+    statistics by site."""
 
     parameters: Tensors
     quantized: Tensors

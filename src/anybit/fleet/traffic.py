@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +60,7 @@ def unrounded_delta(arrays: Tensors, like: Trainable, bits: int) -> Trainable:
 def low_bit_weights(prepared: nn.Module, w: Tensors, table: StepTable, width: Width) -> dict[str, Tensor]:
     """Return the model at a width: quantized weights as packed codes (see `codes`), everything else as it is."""
     out = {name: values.cpu() for name, values in w.items()}
-    for parameter, site, steps in _quantized(prepared, table, width):
+    for parameter, site, steps in _quantized(prepared, table, width, w):
         out[parameter] = _packed(codes(w[parameter].cpu(), site.grid_at(width, steps.cpu())), site.bits_at(width))
     return out
 
@@ -68,7 +68,7 @@ def low_bit_weights(prepared: nn.Module, w: Tensors, table: StepTable, width: Wi
 def low_bit_layout(prepared: nn.Module, like: Mapping[str, Layout], table: StepTable, width: Width) -> dict[str, Layout]:
     """Return the layout of the arrays that `low_bit_weights` makes of parameters of this layout."""
     packed = {parameter: Layout(torch.uint8, (packed_size(like[parameter].size, site.bits_at(width)),))
-              for parameter, site, _ in _quantized(prepared, table, width)}
+              for parameter, site, _ in _quantized(prepared, table, width, like)}
     return {**like, **packed}
 
 
@@ -76,16 +76,17 @@ def restored_weights(prepared: nn.Module, arrays: Tensors, like: Mapping[str, La
                      width: Width) -> dict[str, Tensor]:
     """Return Δ·(code + low): the weights on their grid, as the device computes with them."""
     out = dict(arrays)
-    for parameter, site, steps in _quantized(prepared, table, width):
+    for parameter, site, steps in _quantized(prepared, table, width, like):
         grid = site.grid_at(width, steps.cpu())
         out[parameter] = (_unpacked(arrays[parameter], site.bits_at(width), like[parameter]) + grid.low) * grid.step
     return out
 
 
-def _quantized(prepared: nn.Module, table: StepTable, width: Width) -> Iterator[tuple[str, Quantizer, Tensor]]:
-    """Yield (parameter, site, step sizes) of every weight that `width` quantizes."""
+def _quantized(prepared: nn.Module, table: StepTable, width: Width,
+               among: Collection[str]) -> Iterator[tuple[str, Quantizer, Tensor]]:
+    """Yield (parameter, site, step sizes) of every weight among these that `width` quantizes."""
     sites = quantizers(prepared)
-    for name, parameter in weight_sites(prepared).items():
+    for name, parameter in weight_sites(prepared, among).items():
         if sites[name].bits_at(width) != FLOAT:
             yield parameter, sites[name], table.steps[name]
 

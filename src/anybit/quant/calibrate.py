@@ -8,30 +8,31 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from anybit.errors import ModelError
 from anybit.quant import ranges
+from anybit.quant.checks import refuse
 from anybit.quant.grid import FLOAT, Grid, GridName, Width, nearest
 from anybit.quant.modules import Observer
 from anybit.quant.penalty import kurtosis
 from anybit.quant.ranges import ActivationRule, RangeRule, StepTable
-from anybit.quant.sites import SiteOptions, bind, observed, prepare, quantizers, weight_sites
+from anybit.quant.sites import SiteOptions, all_parameters, bind, call, input_of, observed, prepare, quantizers, weight_sites
 from anybit.tensors import Tensors
 
 
 def weight_table(prepared: nn.Module, w: Tensors, rule: RangeRule, per_channel: bool, spread: float) -> StepTable:
-    """Estimate the step sizes of every weight site from the weights `w`."""
+    """Estimate the step sizes of every weight site from the weights `w` (and those that are frozen)."""
+    every = all_parameters(prepared, w)
     with torch.no_grad():
-        return StepTable({site: ranges.weight_steps(w[name].detach(), rule, quantizers(prepared)[site].grid, per_channel,
+        return StepTable({site: ranges.weight_steps(every[name].detach(), rule, quantizers(prepared)[site].grid, per_channel,
                                                     spread) for site, name in weight_sites(prepared).items()})
 
 
 def following(prepared: nn.Module, w: Tensors, table: StepTable, spread: float) -> StepTable:
-    """Return the table with the root mean square of every weight, whose step sizes follow it from now on.
+    """Return the table with the root mean square of every trained weight, whose step sizes follow it from now on.
 
     A weight that is all zero has no scale: it gets the step sizes of one at 1, and is not rounded until it has one.
     """
     steps, start, sites = dict(table.steps), dict[str, Tensor](), quantizers(prepared)
-    for site, name in weight_sites(prepared).items():
+    for site, name in weight_sites(prepared, w).items():
         rms = ranges.root_mean_square(w[name].detach(), steps[site].dim() > 1)
         start[site] = torch.where(rms > 0, rms, 1.0)
         at_one = ranges.rms_steps(torch.ones_like(rms), spread, sites[site].grid)
@@ -80,16 +81,16 @@ def activation_seen(model: nn.Module, options: SiteOptions, w: Tensors, images: 
     """
     initial = torch.tensor([0.0, torch.inf, -torch.inf, 0.0, 0.0, 0.0, 0.0, 0.0])
     prepared = prepare(model, options=options).eval()
-    sites = quantizers(prepared, "activations")
-    for site in sites.values():
-        site.observer = Observer(initial, _fold_range)
+    sites, alone = quantizers(prepared, "activations"), [name for name, site in quantizers(prepared, "weights").items()
+                                                         if not site.fed_by]
+    for name, site in quantizers(prepared).items():
+        if name in sites or name in alone:
+            site.observer = Observer(initial, _fold_range)
     seen = _observe(prepared, w, {}, torch.split(images, BATCH))
-    for name in sites:
-        if seen[name][0] == 0:
-            layer = name.removesuffix(".input_quantizer")
-            raise ModelError(f"layer '{layer}' is never called in forward (is its weight used functionally?): call it, "
-                             "remove it, or name it in full_precision")
-    return seen
+    idle = dict.fromkeys(name.rpartition(".")[0] for name in (*sites, *alone) if seen[name][0] == 0)
+    refuse([f"layer '{layer}' is never called in forward (is its weight used functionally?): call it, remove it, or name it "
+            "in full_precision" for layer in idle])
+    return {name: seen[name] for name in sites}
 
 
 def activation_ranges(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor) -> dict[str, ActivationRange]:
@@ -117,7 +118,7 @@ def grids_of_inputs(model: nn.Module, options: SiteOptions) -> dict[str, GridNam
 def one_sided_layers(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor) -> tuple[str, ...]:
     """Return the layers whose inputs are never negative on `images`, as after a ReLU."""
     seen = activation_ranges(model, options, w, images)
-    return tuple(site.removesuffix(".input_quantizer") for site, r in seen.items() if float(r.low) >= 0)
+    return tuple(input_of(site) for site, r in seen.items() if float(r.low) >= 0)
 
 
 def table_of(seen: Mapping[str, ActivationRange], rule: ActivationRule, grids: Mapping[str, GridName],
@@ -189,6 +190,6 @@ def _observe(prepared: nn.Module, w: Tensors, steps: Tensors, batches: Iterable[
         buffers = bind(prepared, steps, x.new_full((2,), FLOAT, dtype=torch.int64) if width is None else width,
                        rows=torch.ones(x.shape[0], device=x.device), key=zero, count=zero)
         tensors = {**w, **buffers, **{f"{name}.observed": value for name, value in seen.items()}}
-        torch.func.functional_call(prepared, tensors, (x,))
+        call(prepared, tensors, x)
         seen = observed(tensors)
     return seen

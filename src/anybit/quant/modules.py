@@ -50,6 +50,8 @@ class Quantizer(nn.Module):
         super().__init__()
         self.kind, self.number, self.grid, self.transform = kind, number, grid, None if kept else transform
         self.own_bits, self.kept = own_bits, kept
+        self.fed_by: list[str] = []
+        """Of a weight: the activation sites that it, or its parts in this order, is multiplied with."""
         self.observer: Observer | None = None
         self.shortcut: Callable[[Tensor], Tensor] | None = None
         """All of the site's work, where it is known before the forward pass (see single_client.py)."""
@@ -161,13 +163,20 @@ _QUANTIZED = {kind: type(f"Quantized{kind.__name__}", (Quantized, kind), {"_appl
               for kind, apply in LAYERS.items()}
 
 
-def quantized_layer(layer: Any, weight: Quantizer, activation: Quantizer, dropout: nn.Module) -> nn.Module:
-    """Make a layer with the settings and parameters of `layer` that computes through the given modules."""
-    settings = {name: getattr(layer, name) for name in inspect.signature(type(layer)).parameters
+def quantized_layer(layer: Any) -> nn.Module:
+    """Make a layer with the settings and parameters of `layer` that computes through the quantizers that it is given.
+
+    A layer of a subclass becomes one in place: nobody knows how its class is called.
+    """
+    kind = next(kind for kind in LAYERS if isinstance(layer, kind))
+    if type(layer) is not kind:
+        layer.__class__ = type(f"Quantized{type(layer).__name__}", (Quantized, type(layer)), {"_apply_layer": LAYERS[kind]})
+        layer.input_dropout = nn.Identity()
+        return cast(nn.Module, layer)
+    settings = {name: getattr(layer, name) for name in inspect.signature(kind).parameters
                 if name not in ("bias", "device", "dtype")}
-    new: Any = _QUANTIZED[type(layer)](**settings, bias=layer.bias is not None, device="meta")
-    new.weight, new.bias = layer.weight, layer.bias
-    new.weight_quantizer, new.input_quantizer, new.input_dropout = weight, activation, dropout
+    new: Any = _QUANTIZED[kind](**settings, bias=layer.bias is not None, device="meta")
+    new.weight, new.bias, new.input_dropout = layer.weight, layer.bias, nn.Identity()
     return as_it_was(new, layer)
 
 
@@ -182,7 +191,7 @@ def as_it_was(new: nn.Module, old: nn.Module) -> nn.Module:
 
 def put_in_place(model: nn.Module, instead: Callable[[nn.Module], nn.Module | None]) -> None:
     """Replace every module by instead(module), wherever it is used; none: leave it."""
-    for parent in list(model.modules()):
+    for parent in model.modules():  # which goes on into what was put in place
         for name, child in parent._modules.items():
             if child is not None and (new := instead(child)) is not None:
                 parent._modules[name] = new

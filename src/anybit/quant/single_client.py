@@ -84,6 +84,14 @@ class SingleClientModel:
         """Return x in the memory order that suits the convolutions."""
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.dim() == 4 else x
 
+    def parameter(self, name: str, trained: Tensors) -> Tensor:
+        """Return a parameter: a trained one, or the model's own, which is frozen."""
+        if name in trained:
+            return trained[name]
+        owner, attribute = self.slots[name][0]
+        frozen: Tensor = owner[attribute]
+        return frozen
+
     def at(self, width: Width, step_sizes: Tensors, learned: Collection[str] = ()) -> ModelAtWidth:
         """Plan a width once for all batches; step sizes of `learned` sites come with the call."""
         return ModelAtWidth(self, width, {name: _shortcut(site, step_sizes.get(name), site.bits_at(width), name in learned)
@@ -117,7 +125,7 @@ class ModelAtWidth:
         for name, site in self.general.items():
             _fill(site, step_sizes.get(name), site.bits_at(self.width), rows)
         if self.grids:
-            weights = [parameters[self.holder.parameter_of[name]] for name in self.grids]
+            weights = [self.holder.parameter(self.holder.parameter_of[name], parameters) for name in self.grids]
             self.rounded = dict(zip(self.grids, rounded(list(self.grids.values()), weights), strict=True))
         outputs = self.holder.model(self.holder.lay(inputs))
         watched = {name: site for name, site in self.general.items() if site.observer is not None}

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
-from anybit.errors import ModelError, did_you_mean
+from anybit.quant.checks import checked_layers, refuse
 from anybit.quant.grid import GridName, Transform, limits, select
-from anybit.quant.modules import LAYERS, KeyedDropout, Kind, Quantizer, put_in_place, quantized_layer
+from anybit.quant.kinds import kind_of
+from anybit.quant.modules import LAYERS, KeyedDropout, Kind, Quantizer, put_in_place
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class SiteOptions:
     quantize_image: bool | None = None
     """The model's own input is an activation site; none: the variant's choice, true but for carousel."""
     full_precision: tuple[str, ...] = ()
-    """Names of layers (or of stray parameters) that stay in full precision."""
+    """Names of modules, with everything in them, and of parameters that stay in full precision."""
 
     def grid_of_input(self, layer: str) -> GridName:
         """Return the grid of a layer's input."""
@@ -47,67 +49,58 @@ class SiteOptions:
 
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_UNKEYED = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 
 
 def prepare(model: nn.Module, weights: Transform | None = None, activations: Transform | None = None,
             options: SiteOptions = SiteOptions(), last_dropout: float = 0.0) -> nn.Module:
     """Copy `model`, names included, with layers that transform weights and inputs; last_dropout: before the last layer."""
     model = copy.deepcopy(model)
-    layers = _checked_layers(model, options)
-    last, instead = len(layers) - 1, dict[nn.Module, nn.Module]()
-    for number, (name, layer) in enumerate(layers.items()):
-        own_bits = options.first_last_bits if number in (0, last) else None
-        weight = Quantizer("weights", 2 * number, options.weight_grid or "full", weights, own_bits)
-        activation = Quantizer("activations", 2 * number + 1, options.grid_of_input(name), activations, own_bits,
-                               kept=number == 0 and options.quantize_image is False)
-        dropout = KeyedDropout(last_dropout, 2 * len(layers)) if number == last and last_dropout else nn.Identity()
-        instead[layer] = quantized_layer(layer, weight, activation, dropout)
+    layers = checked_layers(model, options.full_precision)
+    plain, at_end = [name for name, (kind, _) in layers.items() if kind.of in LAYERS], (next(iter(layers)), [*layers][-1])
+    instead, of_parameter, number = dict[nn.Module, nn.Module](), dict[int, Quantizer](), 0
+    for name, (kind, layer) in layers.items():
+        own_bits = options.first_last_bits if name in at_end else None
+        sites, matrices, inputs = dict[str, Quantizer](), kind.weights(layer), kind.inputs(layer)
+        for i, (weight, fed_by) in enumerate(matrices.items()):
+            # One tensor, one site: tied layers share the quantizer of their weight.
+            site = of_parameter.setdefault(id(layer._parameters[weight]), Quantizer(
+                "weights", 2 * (number + i), options.weight_grid or "full", weights))
+            site.own_bits = site.own_bits or own_bits
+            site.fed_by += [f"{name}.{x}_quantizer" for x in fed_by]
+            sites[weight] = site
+        for i, x in enumerate(inputs):
+            kept = number == 0 and options.quantize_image is False and not x.startswith("hidden")
+            grid = options.grid_of_input(input_of(f"{name}.{x}_quantizer"))
+            sites[x] = Quantizer("activations", 2 * (number + i) + 1, grid, activations, own_bits, kept)
+        instead[layer] = _with_sites(kind.make(layer), sites)
+        number += max(len(matrices), len(inputs))
     put_in_place(model, instead.get)
-    numbers = itertools.count(2 * len(layers) + 1)
+    put_in_place(model, _rebuilt_in_float)
+    for encoder in (m for m in model.modules() if isinstance(m, nn.TransformerEncoder)):
+        encoder.use_nested_tensor = False  # which only torch's own attention takes
+    if last_dropout and plain:
+        model.get_submodule(plain[-1]).input_dropout = KeyedDropout(last_dropout, 2 * number)
+    numbers = itertools.count(2 * number + 1)
     put_in_place(model, lambda module: _keyed(module, numbers) if isinstance(module, _DROPOUTS) else None)
     return model.to(next(model.parameters()).device)
 
 
+def _with_sites(layer: nn.Module, sites: Mapping[str, nn.Module]) -> nn.Module:
+    for name, site in sites.items():
+        setattr(layer, f"{name}_quantizer", site)
+    return layer
+
+
+def _rebuilt_in_float(module: nn.Module) -> nn.Module | None:
+    """Return a layer in full precision in plain operations, where torch's own cannot be taken apart; none: it can."""
+    kind = kind_of(module)
+    if kind is None or not kind.rebuilt or kind.computes_otherwise(module) or kind.refusal(module):
+        return None
+    return _with_sites(kind.make(module), {name: nn.Identity() for name in (*kind.weights(module), *kind.inputs(module))})
+
+
 def _keyed(dropout: Any, numbers: Iterator[int]) -> nn.Module:
     return KeyedDropout(dropout.p, next(numbers), channels=type(dropout) is not nn.Dropout).train(dropout.training)
-
-
-def _checked_layers(model: nn.Module, options: SiteOptions) -> dict[str, Any]:
-    """Return the layers to quantize in the order of `named_modules`, tied ones once; raise on a model that cannot work."""
-    modules = dict(model.named_modules())
-    parameters = dict(model.named_parameters())
-    for name in options.full_precision:
-        if name not in modules and name not in parameters:
-            raise ModelError(f"full_precision names '{name}', which the model does not have: "
-                             + did_you_mean(name, [n for n in (*modules, *parameters) if n]))
-    layers, owned = {}, set(options.full_precision)
-    for name, module in modules.items():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-            raise ModelError(f"layer '{name}' is {type(module).__name__} in training, whose running statistics do not "
-                             "federate: use anybit.replace_batchnorm(model, groups=2), or freeze it with .eval()")
-        if isinstance(module, _UNKEYED) and module.training:
-            raise ModelError(f"layer '{name}' ({type(module).__name__}) draws its own random numbers, which no resume "
-                             "can repeat: use nn.Dropout")
-        kind = next((k for k in LAYERS if isinstance(module, k)), None)
-        if kind is None or name in options.full_precision:
-            owned |= {f"{name}.{p}" for p, _ in module.named_parameters(recurse=False)
-                      if name in options.full_precision or isinstance(module, nn.Embedding | nn.EmbeddingBag)}
-            continue
-        if type(module) is not kind:
-            raise ModelError(f"layer '{name}' is a {type(module).__name__}, a {kind.__name__} with its own code: use "
-                             f"nn.{kind.__name__}, or name it in full_precision")
-        if not name:
-            raise ModelError(f"the model is a single {kind.__name__}: wrap it, as in nn.Sequential(layer)")
-        layers[name] = module
-        owned |= {f"{name}.weight", f"{name}.bias"}
-    if not layers:
-        raise ModelError("the model has no conv or linear layer to quantize")
-    for name, parameter in parameters.items():
-        if parameter.dim() > 1 and name not in owned:
-            raise ModelError(f"parameter '{name}' {tuple(parameter.shape)} belongs to no conv or linear layer and would "
-                             "stay in full precision: name it in full_precision if this is intended")
-    return layers
 
 
 def quantizers(model: nn.Module, kind: Kind | None = None) -> dict[str, Quantizer]:
@@ -115,14 +108,31 @@ def quantizers(model: nn.Module, kind: Kind | None = None) -> dict[str, Quantize
     return {name: m for name, m in model.named_modules() if isinstance(m, Quantizer) and kind in (None, m.kind)}
 
 
-def weight_sites(model: nn.Module) -> dict[str, str]:
-    """Return {weight site: name of the parameter that it quantizes}."""
-    return {name: parameter_of(name) for name in quantizers(model, "weights")}
+def weight_sites(model: nn.Module, among: Collection[str] | None = None) -> dict[str, str]:
+    """Return {weight site: name of the parameter that it quantizes}; among: of these parameters only."""
+    sites = {name: parameter_of(name) for name in quantizers(model, "weights")}
+    return {site: name for site, name in sites.items() if among is None or name in among}
 
 
 def parameter_of(site: str) -> str:
-    """Return the name of the parameter that a weight site quantizes."""
+    """Return the name of the parameter that a weight site quantizes: the first, as in `named_parameters`, if it has many."""
     return site.removesuffix("_quantizer")
+
+
+def input_of(site: str) -> str:
+    """Return the name of the tensor at an activation site: of the layer whose only input it is, else 'lstm.hidden_l0'."""
+    return site.removesuffix("_quantizer").removesuffix(".input")
+
+
+def all_parameters(model: nn.Module, w: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return every parameter of a model by name: the trained ones from w, frozen ones as the model has them."""
+    return {name: w.get(name, p.detach()) for name, p in model.named_parameters()}
+
+
+def float_parameters(model: nn.Module, options: SiteOptions) -> dict[str, int]:
+    """Return {name: bytes} of the parameters that no width quantizes."""
+    quantized = set(weight_sites(prepare(model, options=options)).values())
+    return {name: p.numel() * p.element_size() for name, p in model.named_parameters() if name not in quantized}
 
 
 def step_shapes(model: nn.Module, options: SiteOptions, kind: Kind | None = None) -> dict[str, tuple[int, ...]]:
@@ -153,19 +163,54 @@ def bind(model: nn.Module, steps: Mapping[str, Tensor], width: Tensor, *, rows: 
     return buffers
 
 
+def tied_names(model: nn.Module) -> dict[str, str]:
+    """Return {further name of a parameter: its first}, for parameters that several modules hold."""
+    first, further = dict[int, str](), dict[str, str]()
+    for module_name, module in model.named_modules():
+        for name, parameter in module.named_parameters(module_name, recurse=False):
+            if (known := first.setdefault(id(parameter), name)) != name:
+                further[name] = known
+    return further
+
+
+def call(model: nn.Module, tensors: dict[str, Tensor], *inputs: Any) -> Any:
+    """Call a prepared model with these parameters and buffers; `tensors` holds their final values afterwards.
+
+    Ties are resolved here: torch's own way leaves the buffers of a module with two names changed after the call.
+    """
+    tensors.update({name: tensors[first] for name, first in tied_names(model).items() if first in tensors})
+    return torch.func.functional_call(model, tensors, inputs, tie_weights=False)
+
+
 def observed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the observers' statistics by site: `functional_call` leaves the final buffers in the dict it was given."""
+    """Return the observers' statistics by site: `call` leaves the final buffers in the dict it was given."""
     return {name.removesuffix(".observed"): value for name, value in tensors.items() if name.endswith(".observed")}
 
 
 def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
-    """Copy `model` with GroupNorm(groups) in place of every BatchNorm, as the paper does with ResNet-20."""
+    """Copy `model` with GroupNorm(groups) in place of every BatchNorm, as the paper does with ResNet-20.
+
+    γ, β and ε stay. A BatchNorm with an activation of its own (`act`, and `drop` before it) keeps them behind the GroupNorm.
+    """
     model = copy.deepcopy(model)
-    instead = dict[nn.Module, nn.Module]()
+    instead, problems = dict[nn.Module, nn.Module](), list[str]()
     for name, child in model.named_modules():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             if child.num_features % groups:
-                raise ModelError(f"layer '{name}' has {child.num_features} channels, not divisible by {groups} groups")
-            instead[child] = nn.GroupNorm(groups, child.num_features)
+                problems.append(f"layer '{name}' has {child.num_features} channels, not divisible by {groups} groups")
+            elif set(dict(child.named_children())) - {"drop", "act"}:
+                problems.append(f"layer '{name}' is a {type(child).__name__}, a BatchNorm with its own layers: replace it "
+                                "yourself")
+            else:
+                instead[child] = _group_norm(child, groups)
+    refuse(problems)
     put_in_place(model, instead.get)
     return model
+
+
+def _group_norm(norm: Any, groups: int) -> nn.Module:
+    new = nn.GroupNorm(groups, norm.num_features, norm.eps, norm.affine).train(norm.training)
+    if norm.affine:
+        new.weight, new.bias = norm.weight, norm.bias
+    after = [part for part in (getattr(norm, "drop", None), getattr(norm, "act", None)) if isinstance(part, nn.Module)]
+    return nn.Sequential(new, *after) if after else new

@@ -90,9 +90,9 @@ def run_bound(run: Run, given: Known = Known()) -> RunBound:
     """Read a finished run, estimate what was not given, and apply the theorem."""
     config, table = run.config, run.steps()
     task = replace(run.task(), split=run.folder.split())
-    probe, w = Probe(task, config), run.folder.model()
-    last = {name: p.to(probe.device) for name, p in w.items()}
-    estimates = estimate(probe, trainable_weights(task.model), last, given)
+    probe, w, first = Probe(task, config), run.folder.model(), trainable_weights(task.model)
+    last = {name: w[name].to(probe.device) for name in first}
+    estimates = estimate(probe, first, last, given)
     noise, quantized = weight_noise(task, config, table)
     # K of every client
     local_steps = [config.client.epochs * math.ceil(len(index) / config.client.batch_size) for index in task.split]
@@ -118,7 +118,7 @@ def method_of(variant: Variant) -> Method | None:
 def _weight_grids(task: Task, config: Config, table: StepTable) -> Iterator[tuple[str, list[Grid]]]:
     """List (parameter, its grids at the bit-widths of the training)."""
     prepared, widths = prepare(task.model, options=config.sites), [Width(bits, FLOAT) for bits in task.variant.bits]
-    for name, parameter in weight_sites(prepared).items():
+    for name, parameter in weight_sites(prepared, trainable_weights(task.model)).items():
         site = quantizers(prepared)[name]
         distinct = {site.bits_at(width): width for width in widths if site.bits_at(width) != FLOAT}
         if distinct:

@@ -78,7 +78,7 @@ class Computation:
         table = StepTable({site: torch.zeros(len(BITS), *shape, dtype=kind)
                            for site, shape in step_shapes(self.task.model, self.config.sites).items()})
         if self.config.ranges.follow:
-            table = StepTable(table.steps, {site: table.steps[site][0] for site in weight_sites(self.evaluator.plain)})
+            table = StepTable(table.steps, {site: table.steps[site][0] for site in weight_sites(self.evaluator.plain, w)})
         return self._state(w, table), table
 
     def _state(self, w: dict[str, Tensor], table: StepTable) -> State:
@@ -120,7 +120,8 @@ class Computation:
         """What becomes of the weights after the server's step."""
         if not self.config.ranges.project:
             return unprojected
-        sites = quantizers(self._prepared(), "weights")
+        prepared, w = self._prepared(), trainable_weights(self.task.model)
+        sites = {name: quantizers(prepared)[name] for name in weight_sites(prepared, w)}
         return functools.partial(projected, grids={name: s.grid for name, s in sites.items() if s.transform is not None})
 
     def _prepared(self) -> nn.Module:

@@ -21,7 +21,7 @@ from anybit.kernels import has_kernels, use_kernels
 from anybit.quant.calibrate import activation_table, following, health_seen, layer_health, weight_table
 from anybit.quant.grid import FLOAT, SiteKinds, Width, rounding
 from anybit.quant.ranges import ActivationRule, RangeRule, StepTable
-from anybit.quant.sites import SiteOptions, bind, prepare, quantizers
+from anybit.quant.sites import SiteOptions, bind, call, prepare, quantizers
 from anybit.randomness import generator
 from anybit.tensors import Tensors
 from anybit.training.task import Task
@@ -180,8 +180,8 @@ class Evaluator:
         def outputs(w: Tensors, steps: Tensors, x: Tensor) -> Tensor:
             def at(width: Tensor) -> Tensor:
                 buffers = bind(model, steps, width, rows=ones, key=zero, count=zero)
-                out: Tensor = torch.func.functional_call(model, (dict(w), buffers), (x,))
-                return out.to(x.dtype)
+                out: Tensor = call(model, {**w, **buffers}, x)
+                return out.to(x.dtype if x.is_floating_point() else next(iter(w.values())).dtype)
             return torch.func.vmap(at)(bits) if len(widths) > 1 else at(bits[0])[None]
         return outputs
 

@@ -14,6 +14,7 @@ from anybit.engines.base import Program
 from anybit.errors import EngineError, Interrupted
 from anybit.federated.state import State
 from anybit.quant.ranges import StepTable
+from anybit.quant.sites import all_parameters
 from anybit.training.callbacks import Checkpoints, Evaluations, Metrics, Times
 from anybit.training.computation import Computation
 from anybit.training.course import Callback, RoundResult, Training, Watch
@@ -113,7 +114,7 @@ def _finished(training: Training, w: dict[str, Tensor], trained: StepTable) -> T
     if training.config.evaluation.mixed:
         evaluation["mixed"] = evaluator.mixed(w, own_table)
     if training.folder:
-        training.folder.save_result(w, own_table, evaluation)
+        training.folder.save_result(all_parameters(task.model, w), own_table, evaluation)
     return Trained(w, own_table, evaluation, training.metrics)
 
 

@@ -1,0 +1,89 @@
+"""What stands in the way of training a model, all of it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from anybit.errors import ModelError, did_you_mean
+from anybit.quant.kinds import LayerKind, kind_of
+
+_UNKEYED = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raise one error for all problems; none: return."""
+    if len(problems) > 1:
+        numbered = "; ".join(f"({i}) {problem}" for i, problem in enumerate(problems, 1))
+        raise ModelError(f"the model cannot be trained as it is: {numbered}")
+    if problems:
+        raise ModelError(problems[0])
+
+
+def check_initialized(model: nn.Module) -> None:
+    """Raise if a lazy module does not know its shapes yet."""
+    lazy = [name for name, p in model.named_parameters() if isinstance(p, nn.UninitializedParameter)]
+    if lazy:
+        raise ModelError(f"parameter '{lazy[0]}' of a lazy layer has no shape yet: run one batch through the model first")
+
+
+def _in_float(model: nn.Module, full_precision: Sequence[str]) -> set[int]:
+    """Return the ids of the modules and parameters that are named, or lie in a module that is, under any of their names."""
+    everything = (*model.named_modules(remove_duplicate=False), *model.named_parameters(remove_duplicate=False))
+    return {id(thing) for name, thing in everything
+            if any(name == part or name.startswith(f"{part}.") for part in full_precision)}
+
+
+def checked_layers(model: nn.Module, full_precision: Sequence[str]) -> dict[str, tuple[LayerKind, nn.Module]]:
+    """Return the layers to quantize in the order of `named_modules`, tied ones once; raise on a model that cannot work."""
+    check_initialized(model)
+    modules, names = dict(model.named_modules()), dict(model.named_modules(remove_duplicate=False))
+    parameters, every = dict(model.named_parameters()), dict(model.named_parameters(remove_duplicate=False))
+    problems = [f"full_precision names '{name}', which the model does not have: "
+                + did_you_mean(name, [n for n in (*names, *every) if n])
+                for name in full_precision if name not in names and name not in every]
+    name_of, kept = {id(p): name for name, p in parameters.items()}, _in_float(model, full_precision)
+    layers, owned = dict[str, tuple[LayerKind, nn.Module]](), set(kept)
+    for name, module in modules.items():
+        problems += _of_any_module(name, module)
+        kind = kind_of(module)
+        if kind is None or kept & {id(module), *(id(module._parameters.get(weight)) for weight in kind.weights(module))}:
+            continue
+        problems += _of_layer(name, module, kind)
+        layers[name] = kind, module
+        for weight in kind.weights(module):
+            known = name_of.get(key := id(module._parameters.get(weight)))
+            if known and name and key not in owned and known != f"{name}.{weight}":
+                problems.append(f"parameter '{known}' is the weight of layer '{name}', too: remove this second name, or "
+                                "name it in full_precision")
+        owned |= {id(p) for p in module.parameters(recurse=False)}
+    if not layers and not problems:
+        problems.append("the model has no conv or linear layer to quantize")
+    problems += [f"parameter '{name}' {tuple(p.shape)} belongs to no layer that is quantized and would stay in full "
+                 "precision: name it in full_precision if this is intended"
+                 for name, p in parameters.items() if p.dim() > 1 and id(p) not in owned]
+    refuse(problems)
+    return layers
+
+
+def _of_any_module(name: str, module: nn.Module) -> Iterator[str]:
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+        yield (f"layer '{name}' is {type(module).__name__} in training, whose running statistics do not federate: use "
+               "anybit.replace_batchnorm(model, groups=2), or freeze it with .eval()")
+    if isinstance(module, _UNKEYED) and module.training:
+        yield (f"layer '{name}' ({type(module).__name__}) draws its own random numbers, which no resume can repeat: use "
+               "nn.Dropout")
+
+
+def _of_layer(name: str, module: nn.Module, kind: LayerKind) -> Iterator[str]:
+    if not name:
+        yield f"the model is a single {kind.of.__name__}: wrap it, as in nn.Sequential(layer)"
+    elif kind.computes_otherwise(module):
+        yield (f"layer '{name}' is a {type(module).__name__}, a {kind.of.__name__} with its own code: use "
+               f"nn.{kind.of.__name__}, or name it in full_precision")
+    elif any(weight not in module._parameters for weight in kind.weights(module)):
+        yield (f"layer '{name}' ({type(module).__name__}) computes its weight from others (a parametrization): remove it, "
+               "or name the layer in full_precision")
+    elif reason := kind.refusal(module):
+        yield f"layer '{name}' ({type(module).__name__}): {reason}"
