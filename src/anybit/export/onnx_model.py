@@ -44,7 +44,8 @@ class OnnxExporter:
 
     @cached_property
     def _float(self) -> Any:
-        return float_graph(self.subject.model, self.subject.images, self.subject.layers, check_opset(self.opset))
+        return float_graph(self.subject.model, self.subject.images, self.subject.layers, check_opset(self.opset),
+                           self.subject.output)
 
     def model(self, width: Width) -> OnnxModel:
         """Make the model at a width: FP32, weight-only, or weights and activations."""
