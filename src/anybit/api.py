@@ -25,7 +25,7 @@ from anybit.config import (
     EvaluationOptions,
     RangeOptions,
 )
-from anybit.data.examples import Data, Pipeline, as_examples, as_inputs, check_bytes, joined
+from anybit.data.examples import Data, Pipeline, as_examples, as_inputs, check_alike, joined
 from anybit.errors import ConfigError, DataError, Interrupted
 from anybit.federated.objective import PerExample, accuracy, cross_entropy
 from anybit.federated.sampling import SamplingOptions
@@ -82,7 +82,7 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
     ends = np.cumsum([len(part) for part in parts])
     split = np.split(np.arange(ends[-1]), ends[:-1])
     data = Data(joined(parts), as_examples(*_pair(test, "test"), "test data"), pipeline)
-    check_bytes(data.test, data.train, "test data", "the clients")
+    check_alike(data.test, data.train, "test data", "the clients")
     task = Task(copy.deepcopy(model), variant, data, split, loss, metric, output)
     config: Config = read(Config, plain({
         "data": Component(OBJECT), "split": Component(OBJECT), "model": Component(OBJECT),

@@ -145,10 +145,7 @@ def joined(parts: Sequence[Examples]) -> Examples:
     """Join the clients' examples; raise where their arrays do not fit together, or bytes meet other numbers."""
     first = leaves(parts[0].x)
     for i, part in enumerate(parts):
-        here = leaves(part.x)
-        if list(here) != list(first):
-            raise DataError(f"client {i} has the inputs {', '.join(here)}, but client 0 has {', '.join(first)}")
-        check_bytes(part, parts[0], f"client {i}", "client 0")
+        check_alike(part, parts[0], f"client {i}", "client 0")
     try:
         columns = [torch.cat([leaves(part.x)[name] for part in parts]) for name in first]
         y = torch.cat([part.y for part in parts])
@@ -159,16 +156,16 @@ def joined(parts: Sequence[Examples]) -> Examples:
                     else tuple(columns), y)
 
 
-def check_bytes(examples: Examples, others: Examples, what: str, other: str) -> None:
-    """Raise where inputs are uint8, which are scaled to [0, 1], and those of others are not."""
-    for (name, x), y in zip(leaves(examples.x).items(), leaves(others.x).values(), strict=False):
-        if (x.dtype == torch.uint8) != (y.dtype == torch.uint8):
-            raise DataError(f"{what}: {name} is {_type(x)}, but that of {other} is {_type(y)}, and uint8 alone is scaled to "
+def check_alike(examples: Examples, others: Examples, what: str, other: str) -> None:
+    """Raise where the inputs have other names than those of others, or uint8, which is scaled to [0, 1], meets unscaled."""
+    here, there = leaves(examples.x), leaves(others.x)
+    if here.keys() != there.keys():
+        raise DataError(f"{what}: its inputs are {', '.join(here)}, but those of {other} are {', '.join(there)}")
+    for name in here:
+        kinds = [str(values[name].dtype).removeprefix("torch.") for values in (here, there)]
+        if kinds[0] != kinds[1] and "uint8" in kinds:
+            raise DataError(f"{what}: {name} is {kinds[0]}, but that of {other} is {kinds[1]}, and uint8 alone is scaled to "
                             "[0, 1]: give all in one type")
-
-
-def _type(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
 
 
 def check_labels(examples: Examples, outputs: Sequence[int], what: str) -> None:

@@ -159,13 +159,14 @@ def local_task(config: Config, node: Node, trusted: Collection[str]) -> Task:
 def local_update(model: nn.Module, w: Tensors, examples: tuple[Any, Any], *, width: str = "FP32", round: int = 0,
                  client: int = 0, variant: Variant | None = None, seed: int = Config.seed,
                  options: ClientOptions = ClientOptions(), sites: SiteOptions = SiteOptions(),
-                 table: StepTable | None = None) -> tuple[dict[str, Tensor], float]:
+                 table: StepTable | None = None, output: str | int | None = None) -> tuple[dict[str, Tensor], float]:
     """Return (delta w_K − w_0, mean loss) of anybit's client update, for a ClientApp of your own.
 
-    table: step sizes that the server fixed; default: estimated from `w` (and `examples`) by the variant's step rule.
+    table: step sizes that the server fixed; default: estimated from `w` (and `examples`) by the variant's step rule ·
+    output: as in `fit`.
     """
     data = as_examples(*examples, "examples")
-    task = Task(model, variant or mqat(), Data(data, data), [np.arange(len(data))])
+    task = Task(model, variant or mqat(), Data(data, data), [np.arange(len(data))], output=output)
     config = Config(cohort=1, seed=seed, client=options, sites=sites, engine="sequential", device="cpu")
     with computing(config):
         computation = open_computation(task, config, _check_examples)
