@@ -41,7 +41,7 @@ def scores(path: Path, reading: dict[str, Any], widths: tuple[str, ...]) -> dict
     data = Components(run.config).build_data()
     chosen = generator(run.config.seed, "calibration").permutation(len(data.train))[:reading["images"]]
     found = evaluate(run.model(), (data.test.x, data.test.y), widths, steps="mse",
-                     calibration=data.train.x[torch.from_numpy(chosen)],
+                     calibration=data.train.images[torch.from_numpy(chosen)],
                      sites=SiteOptions(activation_grid=reading["grid"], quantize_image=reading["quantize_image"]),
                      ranges=RangeOptions(activations=reading["rule"]), pipeline=data.pipeline)
     return {width: round(score.metric, 2) for width, score in found.items()}

@@ -143,7 +143,7 @@ def _cached(home: Path) -> Path:
 
 def _look_at_cache() -> None:
     data = sources.images("small")
-    data.pipeline(data.train.x[:2])
+    data.pipeline(data.train.images[:2])
     data.labels()
     cache.verify("small")
     cache.ls()

@@ -103,7 +103,7 @@ def plain_loop(network: str) -> Callable[[], None]:
             optimizer = torch.optim.SGD(client.parameters(), lr=0.05)
             for part in torch.split(torch.from_numpy(index).cuda(), BATCH):
                 optimizer.zero_grad()
-                F.cross_entropy(client(data.pipeline(data.train.x[part])), data.train.y[part]).backward()  # type: ignore[no-untyped-call]
+                F.cross_entropy(client(data.pipeline(data.train.images[part])), data.train.y[part]).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
             trained.append(client.state_dict())
         server.load_state_dict({n: torch.stack([s[n] for s in trained]).mean(0) for n in trained[0]})

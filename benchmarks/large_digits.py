@@ -15,6 +15,6 @@ from anybit.data.sources import digits
 def large_digits(times: int = 3) -> Data:
     """Every pixel repeated `times` × `times`."""
     data = digits()
-    train, test = (Examples(part.x.repeat_interleave(times, 2).repeat_interleave(times, 3), part.y)
+    train, test = (Examples(part.images.repeat_interleave(times, 2).repeat_interleave(times, 3), part.y)
                    for part in (data.train, data.test))
     return replace(data, train=train, test=test)

@@ -51,7 +51,7 @@ def resident() -> int:
 
 def larger(data: Data) -> Data:
     def grown(part: Examples) -> Examples:
-        return Examples(interpolate(part.x.float(), size=(16, 16)).to(torch.uint8), part.y)
+        return Examples(interpolate(part.images.float(), size=(16, 16)).to(torch.uint8), part.y)
     return Data(grown(data.train), grown(data.test), data.pipeline, data.class_names)
 
 

@@ -25,7 +25,7 @@ from anybit.config import (
     EvaluationOptions,
     RangeOptions,
 )
-from anybit.data.examples import Data, Examples, Pipeline, as_examples
+from anybit.data.examples import Data, Pipeline, as_examples, as_inputs, check_alike, joined
 from anybit.errors import ConfigError, DataError, Interrupted
 from anybit.federated.objective import PerExample, accuracy, cross_entropy
 from anybit.federated.sampling import SamplingOptions
@@ -36,6 +36,7 @@ from anybit.files.schema import plain, read
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions
+from anybit.tensors import picked
 from anybit.training.callbacks import EachRound
 from anybit.training.course import Callback, Progress, Watch
 from anybit.training.evaluation import Evaluator, Score
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from anybit.export.artifact import Artifact
 
 Arrays = tuple[Any, Any]
-"""(inputs, targets): numpy arrays or tensors with the example as first dimension."""
+"""(inputs, targets): numpy arrays or tensors with the example as first dimension; several inputs in a tuple or a dict."""
 
 
 def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Variant | None = None, *,
@@ -58,7 +59,7 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         client: ClientOptions = ClientOptions(), server: ServerOptions = ServerOptions(),
         sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(),
         evaluation: EvaluationOptions = EvaluationOptions(), pipeline: Pipeline = Pipeline(),
-        loss: PerExample = cross_entropy, metric: PerExample = accuracy,
+        loss: PerExample = cross_entropy, metric: PerExample = accuracy, output: str | int | None = None,
         engine: EngineName = "auto", device: str = "auto", compute: ComputeOptions = ComputeOptions(),
         checkpoint_every: int = Config.checkpoint_every,
         path: str | Path | None = None, resume: bool = False,
@@ -66,7 +67,8 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
     """Train `model` over `clients` so that it can be quantized to every bit-width.
 
     clients: one (inputs, targets) pair per client · test: the pair the server model is evaluated on · variant: how
-    clients train, `mqat()` if not given · path: a folder to keep the run in; with `resume` an interrupted run there
+    clients train, `mqat()` if not given · output: the key or position of the model's output, where it returns several; none:
+    "logits", or the only tensor · path: a folder to keep the run in; with `resume` an interrupted run there
     goes on, and where there is none yet, it starts; Ctrl-C ends such a run after its round, with a checkpoint · on_round:
     called after every round; callbacks: the same with more to hear, and to see. The model is not changed; the result holds
     the trained copy.
@@ -79,17 +81,14 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         raise DataError("clients is empty: give one (inputs, targets) pair per client")
     ends = np.cumsum([len(part) for part in parts])
     split = np.split(np.arange(ends[-1]), ends[:-1])
-    try:
-        together = Examples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
-    except RuntimeError as error:
-        raise DataError(f"the clients' arrays do not fit together ({str(error).splitlines()[0]})") from None
-    data = Data(together, as_examples(*_pair(test, "test"), "test data"), pipeline)
-    task = Task(copy.deepcopy(model), variant, data, split, loss, metric)
+    data = Data(joined(parts), as_examples(*_pair(test, "test"), "test data"), pipeline)
+    check_alike(data.test, data.train, "test data", "the clients")
+    task = Task(copy.deepcopy(model), variant, data, split, loss, metric, output)
     config: Config = read(Config, plain({
         "data": Component(OBJECT), "split": Component(OBJECT), "model": Component(OBJECT),
         "variant": Component(OBJECT, {"is": variant.name}), "rounds": rounds, "cohort": cohort, "sampling": sampling,
         "seed": seed, "weighting": weighting, "client": client, "server": server, "sites": sites, "ranges": ranges,
-        "evaluation": evaluation, "engine": engine, "device": device, "compute": compute,
+        "output": output, "evaluation": evaluation, "engine": engine, "device": device, "compute": compute,
         "checkpoint_every": checkpoint_every}))
     if resume and path is None:
         raise ConfigError("resume=True needs path=…: the folder of the run that goes on")
@@ -154,21 +153,22 @@ def _fitted(task: Task, config: Config, trained: Trained) -> Fitted:
 def evaluate(model: nn.Module, test: Arrays, widths: Sequence[str] = ("FP32", "W8", "W6", "W4", "W3", "W2"), *,
              steps: StepRule = "mse", calibration: Any = None, table: StepTable | None = None,
              sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(), pipeline: Pipeline = Pipeline(),
-             loss: PerExample = cross_entropy, metric: PerExample = accuracy) -> dict[str, Score]:
+             loss: PerExample = cross_entropy, metric: PerExample = accuracy,
+             output: str | int | None = None) -> dict[str, Score]:
     """Return {width: (loss, metric)} of any model, quantized to each width.
 
     steps: the step rule (after training), or "table" with a `table` of your own · calibration: training inputs on which
-    activation ranges are measured, needed for widths that quantize activations.
+    activation ranges are measured, needed for widths that quantize activations · output: as in `fit`.
     """
     wanted = [Width.parse(w) for w in widths]
     if steps not in ("mse", "minmax", "cover", "table") or (steps == "table") != (table is not None):
         raise ConfigError("steps: use 'mse', 'minmax' or 'cover', or 'table' together with table=…")
     if calibration is None and any(w.activations != FLOAT for w in wanted) and table is None:
         raise DataError("widths with quantized activations need calibration=…: training inputs to measure ranges on")
-    examples = as_examples(*test, "test data")
-    seen = examples.x[:1] if calibration is None else as_examples(calibration, np.zeros(len(calibration)), "calibration").x
+    examples = as_examples(*_pair(test, "test"), "test data")
+    seen = picked(examples.x, slice(1)) if calibration is None else as_inputs(calibration, "calibration")
     evaluator = Evaluator(model, baseline(), sites, ranges, EvaluationOptions(), Data(examples, examples, pipeline),
-                          pipeline(seen), loss, metric)
+                          pipeline(seen), loss, metric, output=output)
     w = trainable_weights(model)
     if table is None:
         table = evaluator.finder(w, StepTable({})).table(steps, "W" if calibration is None else "WA")

@@ -191,6 +191,8 @@ class Config:
     """Weights in the mean of deltas: 1/|S| (the paper's), or in proportion to each client's examples."""
     loss: str = "cross_entropy"
     metric: str = "accuracy"
+    output: str | int | None = None
+    """Key or position of the model's output, where it returns several; none: "logits", or the only tensor."""
     client: ClientOptions = ClientOptions()
     server: ServerOptions = ServerOptions()
     sites: SiteOptions = SiteOptions()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,20 +12,36 @@ from torch import Tensor
 
 from anybit.data.pipeline import Pipeline as Pipeline
 from anybit.errors import DataError
+from anybit.inputs import Inputs, described, device_of, leaves, length, mapped
+from anybit.tensors import moved
+
+IGNORED = -100
+"""The target of a position that counts neither in the default loss nor in the default metric, as in torch."""
 
 
 @dataclass(frozen=True)
 class Examples:
     """Inputs and targets, the example as first dimension. Images may stay uint8: the pipeline turns batches into floats."""
 
-    x: Tensor
+    x: Inputs
     y: Tensor
 
     def __len__(self) -> int:
-        return len(self.x)
+        return length(self.x)
+
+    @property
+    def images(self) -> Tensor:
+        """The inputs, where they are one tensor."""
+        if not isinstance(self.x, Tensor):
+            raise DataError(f"one array of images is needed here, but the inputs are {described(self.x)}")
+        return self.x
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.x)
 
     def to(self, device: torch.device) -> Examples:
-        return Examples(self.x.to(device), self.y.to(device))
+        return Examples(moved(self.x, device), self.y.to(device))
 
 
 @dataclass(frozen=True)
@@ -57,29 +73,115 @@ def channel_statistics(x: Tensor) -> Pipeline:
 
 
 def as_examples(x: Any, y: Any, what: str) -> Examples:
-    """Make examples of arrays or tensors; raise for unequal lengths, no examples, NaN or infinity."""
-    x, y = (torch.as_tensor(np.asarray(v) if not isinstance(v, Tensor) else v) for v in (x, y))
-    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
-        raise DataError(f"{what}: {tuple(x.shape)} inputs and {tuple(y.shape)} targets do not have the same length")
-    if not len(x):
+    """Make examples of arrays or tensors; raise for unequal lengths, no examples, NaN or infinity.
+
+    The inputs may be several, in a tuple or a dict. Floats become float32, whole numbers int64; bytes and bools stay.
+    """
+    y = _tensor(y, f"{what}: the targets")
+    inputs = as_inputs(x, what, len(y) if y.dim() else None)
+    for name, values in leaves(inputs).items():
+        if y.dim() == 0 or len(values) != len(y):
+            one = "inputs" if isinstance(inputs, Tensor) else f"'{name}'"
+            raise DataError(f"{what}: {tuple(values.shape)} {one} and {tuple(y.shape)} targets do not have the same length")
+    if not len(y):
         raise DataError(f"{what} has no examples: drop it, or give it some")
-    for name, values in (("inputs", x), ("targets", y)):
-        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-            bad = int((~torch.isfinite(values)).nonzero()[0, 0])
-            raise DataError(f"{what}: the {name} of example {bad} hold NaN or infinity")
-    x = x.to(torch.float32) if x.is_floating_point() else x
-    return Examples(x, y.to(torch.float32) if y.is_floating_point() else y.to(torch.int64))
+    _check_finite(y, f"{what}: the targets")
+    return Examples(inputs, y.to(torch.float32) if y.is_floating_point() else y.to(torch.int64))
 
 
-def check_labels(examples: Examples, classes: int, what: str) -> None:
-    """Raise unless the labels are 0 … classes − 1."""
-    if examples.y.is_floating_point() or examples.y.dim() != 1:
-        raise DataError(f"{what}: the default loss needs one whole-number label per example; pass your own loss")
+def as_inputs(x: Any, what: str, examples: int | None = None) -> Inputs:
+    """Make the inputs of a model of an array or tensor, or of several in a tuple, list or dict.
+
+    A sequence of rows, one per example, is one array; `examples`: their number, where targets tell it.
+    """
+    inputs: Inputs
+    if isinstance(x, Mapping):
+        if not x or not all(isinstance(name, str) for name in x):
+            raise DataError(f"{what}: a dict of inputs has a name and an array for each of the model's arguments")
+        inputs = {name: _tensor(value, f"{what}: input '{name}'") for name, value in x.items()}
+    elif _several(x, examples):
+        inputs = tuple(_tensor(value, f"{what}: input {i}") for i, value in enumerate(x))
+    else:
+        inputs = _tensor(x, f"{what}: the inputs")
+    for name, values in leaves(inputs).items():
+        if values.dim() == 0:
+            raise DataError(f"{what}: {name} is a single number: its first dimension must be the example")
+        if not isinstance(inputs, Tensor) and values.dtype == torch.uint8 and values.dim() < 3:
+            raise DataError(f"{what}: '{name}' is uint8 {tuple(values.shape)}, which may be pixels or whole numbers: give "
+                            "float32 (scaled) or int64")
+        _check_finite(values, f"{what}: the inputs" if isinstance(inputs, Tensor) else f"{what}: the '{name}'")
+    return mapped(inputs, _plain_type)
+
+
+def _several(x: Any, examples: int | None) -> bool:
+    """Tell if a sequence holds several inputs, and not the rows of one, which are as many as the examples."""
+    if not isinstance(x, list | tuple) or not x or not all(hasattr(part, "__array__") and np.ndim(part) for part in x):
+        return False
+    if len(x) != examples:
+        return isinstance(x, tuple) or examples is not None
+    return isinstance(x, tuple) and all(len(part) == examples for part in x)
+
+
+def _tensor(values: Any, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{what} are no array of numbers ({str(error).splitlines()[0]})") from None
+
+
+def _plain_type(x: Tensor) -> Tensor:
+    if x.is_floating_point():
+        return x.to(torch.float32)
+    return x if x.dtype in (torch.uint8, torch.bool) or x.is_complex() else x.to(torch.int64)
+
+
+def _check_finite(values: Tensor, what: str) -> None:
+    if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+        bad = int((~torch.isfinite(values)).nonzero()[0, 0])
+        raise DataError(f"{what} of example {bad} hold NaN or infinity")
+
+
+def joined(parts: Sequence[Examples]) -> Examples:
+    """Join the clients' examples; raise where their arrays do not fit together, or bytes meet other numbers."""
+    first = leaves(parts[0].x)
+    for i, part in enumerate(parts):
+        check_alike(part, parts[0], f"client {i}", "client 0")
+    try:
+        columns = [torch.cat([leaves(part.x)[name] for part in parts]) for name in first]
+        y = torch.cat([part.y for part in parts])
+    except RuntimeError as error:
+        raise DataError(f"the clients' arrays do not fit together ({str(error).splitlines()[0]})") from None
+    x = parts[0].x
+    return Examples(columns[0] if isinstance(x, Tensor) else dict(zip(first, columns, strict=True)) if isinstance(x, dict)
+                    else tuple(columns), y)
+
+
+def check_alike(examples: Examples, others: Examples, what: str, other: str) -> None:
+    """Raise where the inputs have other names than those of others, or uint8, which is scaled to [0, 1], meets unscaled."""
+    here, there = leaves(examples.x), leaves(others.x)
+    if here.keys() != there.keys():
+        raise DataError(f"{what}: its inputs are {', '.join(here)}, but those of {other} are {', '.join(there)}")
+    for name in here:
+        kinds = [str(values[name].dtype).removeprefix("torch.") for values in (here, there)]
+        if kinds[0] != kinds[1] and "uint8" in kinds:
+            raise DataError(f"{what}: {name} is {kinds[0]}, but that of {other} is {kinds[1]}, and uint8 alone is scaled to "
+                            "[0, 1]: give all in one type")
+
+
+def check_labels(examples: Examples, outputs: Sequence[int], what: str) -> None:
+    """Raise unless the labels are 0 … classes − 1, one per example, or one per position of outputs (N, classes, d1, …)."""
+    classes, positions = outputs[1], tuple(outputs[2:])
+    if examples.y.is_floating_point() or examples.y.shape[1:] != positions:
+        wanted = f"whole-number labels of shape (examples, {', '.join(map(str, positions))}) for outputs " \
+                 f"(examples, {', '.join(map(str, outputs[1:]))})" if positions else "one whole-number label per example"
+        raise DataError(f"{what}: the default loss needs {wanted}; pass your own loss")
     bad = (examples.y < 0) | (examples.y >= classes)
+    if positions:
+        bad &= examples.y != IGNORED
     if bool(bad.any()):
-        i = int(bad.nonzero()[0])
-        raise DataError(f"{what}: example {i} has label {int(examples.y[i])}, but the model's {classes} outputs allow "
-                        f"0…{classes - 1}")
+        place = bad.nonzero()[0].tolist()
+        raise DataError(f"{what}: example {place[0]} has label {int(examples.y[tuple(place)])}, but the model's {classes} "
+                        f"outputs allow 0…{classes - 1}")
 
 
 def check_split(split: Sequence[np.ndarray], examples: int) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from anybit.errors import DataError
+from anybit.inputs import AnyInputs, described, leaves, mapped
 from anybit.randomness import uniform
 
 # Far above the numbers of a model's own sites, so that augmentation never shares draws with noise or dropout.
@@ -18,6 +21,7 @@ _SITE = 1 << 20
 class Pipeline:
     """uint8 to [0, 1], (x − mean)/std per channel, then a crop; random crop and flip while training.
 
+    Of several inputs only the images pass through it: uint8 of 3 dimensions and more, floats of 4.
     Calling it gives the inputs of an evaluation (centre crop, nothing random); `augmented` gives those of training.
     crop: side of the square that is cut out; 0: the whole image · padding: zeros around the *normalized* image, so of the
     mean colour, into which the training crop may reach · flip: mirror half of the training images left to right ·
@@ -41,16 +45,29 @@ class Pipeline:
             return self
         return replace(self, constants=_constants(self.mean, self.std, device))
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, inputs: AnyInputs) -> AnyInputs:
         """Return the inputs of an evaluation."""
+        return self._of_images(inputs, self._plain)
+
+    def augmented(self, inputs: AnyInputs, key: Tensor, step: Tensor) -> AnyInputs:
+        """Return the inputs of training. Row draws depend on (key, step, row) alone: padded batches see the same."""
+        return self._of_images(inputs, lambda x: self._augmented(x, key, step))
+
+    def _of_images(self, inputs: AnyInputs, function: Callable[[Tensor], Tensor]) -> AnyInputs:
+        if isinstance(inputs, Tensor):
+            return cast(AnyInputs, function(inputs))
+        if self != Pipeline() and not any(is_image(x) for x in leaves(inputs).values()):
+            raise DataError(f"the pipeline prepares images, but none of the inputs is one ({described(inputs)})")
+        return mapped(inputs, lambda x: function(x) if is_image(x) else x)
+
+    def _plain(self, x: Tensor) -> Tensor:
         if not self.crop:
             return self._normalized(x)
         self._room(x)
         top, left = (torch.full((x.shape[0],), (side - self.crop) // 2, device=x.device) for side in x.shape[2:])
         return self._cut(x, top, left, torch.zeros_like(top, dtype=torch.bool))
 
-    def augmented(self, x: Tensor, key: Tensor, step: Tensor) -> Tensor:
-        """Return the inputs of training. Row draws depend on (key, step, row) alone: padded batches see the same."""
+    def _augmented(self, x: Tensor, key: Tensor, step: Tensor) -> Tensor:
         if not (self.crop or self.padding or self.flip):
             return self._normalized(x)
         room = self._room(x)
@@ -92,6 +109,11 @@ class Pipeline:
         index = place.flatten(1)[:, None, :].expand(-1, x.shape[1], -1)
         window = x.flatten(2).gather(2, index).reshape(*x.shape[:2], row.shape[1], column.shape[1])
         return self._normalized(window) * inside[:, None]
+
+
+def is_image(x: Tensor) -> bool:
+    """Tell if one of several inputs is an image: bytes of (example, …, row, column), or floats with a channel, too."""
+    return x.dim() >= 3 if x.dtype == torch.uint8 else x.is_floating_point() and x.dim() == 4
 
 
 def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ import numpy as np
 from anybit.errors import RunError
 from anybit.export.extras import need
 from anybit.export.subject import Subject
-from anybit.export.verify import session
+from anybit.export.verify import fed, session
 
 BATCHES = (1, 32)
 QUICK = 0.15
@@ -46,25 +46,34 @@ class Cost:
 
 def latency(path: Path, subject: Subject, seconds: float = QUICK) -> Latency:
     """Measure the latency of one image at a time, in this process."""
-    x = subject.data.pipeline(subject.data.test.x[:1]).numpy()
-    return in_turns([_call(session(path), x)], seconds)[0]
+    runner = session(path)
+    return in_turns([_call(runner, fed(runner, next(subject.test_batches(1))))], seconds)[0]
 
 
 def costs(paths: Sequence[Path], seconds: float = 1.5) -> dict[str, Cost]:
     """Return {file: cost}: load time and memory from a process per file, latencies from calls in turns."""
     loads = [_in_a_process(path) for path in paths]
     sessions = [session(path) for path in paths]
-    shape = sessions[0].get_inputs()[0].shape[1:]
     batches: dict[str, list[Latency]] = {}
     for size in BATCHES:
-        x = np.random.default_rng(0).normal(size=(size, *shape)).astype(np.float32)
-        batches[str(size)] = in_turns([_call(runner, x) for runner in sessions], seconds * len(paths))
+        arrays = _arrays(sessions[0], size)
+        batches[str(size)] = in_turns([_call(runner, arrays) for runner in sessions], seconds * len(paths))
     return {path.name: Cost(load, {size: latencies[i] for size, latencies in batches.items()}, peak)
             for i, (path, (load, peak)) in enumerate(zip(paths, loads, strict=True))}
 
 
-def _call(runner: Any, x: np.ndarray) -> Callable[[], Any]:
-    return functools.partial(runner.run, None, {runner.get_inputs()[0].name: x})
+def _call(runner: Any, arrays: dict[str, np.ndarray]) -> Callable[[], Any]:
+    return functools.partial(runner.run, None, arrays)
+
+
+def _arrays(runner: Any, size: int) -> dict[str, np.ndarray]:
+    """Make inputs of the graph's shapes: normal floats, and zeros for whole numbers, which every vocabulary has."""
+    draw, arrays = np.random.default_rng(0), dict[str, np.ndarray]()
+    for wanted in runner.get_inputs():
+        values = draw.normal(size=(size, *wanted.shape[1:]))
+        kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
+        arrays[wanted.name] = (values if wanted.type == "tensor(float)" else 0 * values).astype(kinds[wanted.type])
+    return arrays
 
 
 def in_turns(calls: Sequence[Callable[[], Any]], seconds: float = QUICK) -> list[Latency]:
@@ -107,9 +116,8 @@ def _load_and_run(path: Path) -> tuple[float, float]:
     before, start = _status_mib("VmRSS"), time.perf_counter()
     runner = session(path)
     load = 1e3 * (time.perf_counter() - start)
-    shape = runner.get_inputs()[0].shape[1:]
     for size in BATCHES:
-        _call(runner, np.zeros((size, *shape), np.float32))()
+        _call(runner, _arrays(runner, size))()
     return load, _status_mib("VmHWM") - before
 
 

@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from torch import Tensor
+
 from anybit.config import OBJECT
 from anybit.environment import environment
 from anybit.export.artifact import Artifact
 from anybit.export.subject import Subject
+from anybit.inputs import Inputs, shapes
 from anybit.quant.sites import float_parameters
 
 
@@ -27,7 +30,7 @@ def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "
         trained=_code(subject.environment), exported=_code(environment()),
         rounds=config.rounds if config else "?", clients=config.cohort if config else "?",
         seed=config.seed if config else "?", train=len(data.train), test=len(data.test),
-        steps=subject.steps, shape=", ".join(map(str, subject.images.shape[1:])), normalization=normalization,
+        steps=subject.steps, shape=_shape(subject.images), normalization=normalization,
         classes=f" ({', '.join(data.class_names)})" if 0 < len(data.class_names) <= 20 else "")
     return head + "\n".join(_row(a) for a in kept) + "\n" + _notes(subject, kept)
 
@@ -54,6 +57,12 @@ def _in_float(subject: Subject) -> str:
     largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
     more = f" and {len(sizes) - len(largest)} more" if len(sizes) > len(largest) else ""
     return f"{sum(sizes.values()) / 1e3:,.1f} KB ({', '.join(f'`{n}`' for n in largest)}{more})" if sizes else "nothing"
+
+
+def _shape(inputs: Inputs) -> str:
+    """Write '3, 32, 32', or 'ids: 16; mask: 16'."""
+    words = {name: ", ".join(map(str, shape)) for name, shape in shapes(inputs).items()}
+    return words["input"] if isinstance(inputs, Tensor) else "; ".join(f"{name}: {text}" for name, text in words.items())
 
 
 def _numbers(values: Sequence[float]) -> str:

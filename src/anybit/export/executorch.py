@@ -17,10 +17,12 @@ from anybit.errors import ConfigError, ModelError
 from anybit.export.artifact import Artifact
 from anybit.export.bench import Latency, in_turns
 from anybit.export.extras import need, quiet
+from anybit.export.positional import batch_of, positional
 from anybit.export.reference import Additions, output_grids, reference
 from anybit.export.subject import Subject
 from anybit.export.verify import verdict
 from anybit.files.writing import write_bytes
+from anybit.inputs import Inputs, leaves
 from anybit.quant.grid import Grid, Width
 
 BATCH = 64
@@ -67,7 +69,8 @@ def export_executorch(subject: Subject, path: Path, width: Width) -> Artifact:
     with quiet():
         _need("exir")
         grids = output_grids(subject, width, subject.layers)
-        program, remaining = _lowered(_quantized(subject, width, grids), subject.images)
+        model = positional(_quantized(subject, width, grids), subject.images, subject.output)
+        program, remaining = _lowered(model, subject.images)
         write_bytes(path, program)
         result, latency = _run(path, subject)
     added = Additions(grids, tuple(n for n in subject.layers if subject.model.get_submodule(n).bias is not None))
@@ -98,11 +101,12 @@ def _quantized(subject: Subject, width: Width, outputs: dict[str, Grid]) -> nn.M
     return model
 
 
-def _lowered(model: nn.Module, images: Tensor) -> tuple[bytes, int]:
+def _lowered(model: nn.Module, images: Inputs) -> tuple[bytes, int]:
     """Return (the program, the number of products that stayed outside XNNPACK)."""
     exir, partition = _need("exir"), _need("backends.xnnpack.partition.xnnpack_partitioner")
     batch = torch.export.Dim("batch", min=1, max=BATCH)
-    program = torch.export.export(model, (_plain(images[:2]),), dynamic_shapes=({0: batch},))
+    tensors = tuple(_plain(x[:2]) for x in leaves(images).values())
+    program = torch.export.export(model, tensors, dynamic_shapes=batch_of(model, tensors, batch))
     edge = exir.to_edge_transform_and_lower(program, partitioner=[partition.XnnpackPartitioner()])
     names = [str(node.target) for node in edge.exported_program().graph.nodes if node.op == "call_function"]
     remaining = sum(any(f".{product}." in name for product in _PRODUCTS) for name in names)
@@ -112,12 +116,16 @@ def _lowered(model: nn.Module, images: Tensor) -> tuple[bytes, int]:
 def _run(path: Path, subject: Subject) -> tuple[Tensor, Latency]:
     """Return the outputs of the artifact on the test set, and its latency for one image."""
     method = _need("runtime").Runtime.get().load_program(path).load_method("forward")
-    x, most = subject.data.test.x, method.metadata.input_tensor_meta(0).sizes()[0]
-    parts = [method.execute([_plain(subject.data.pipeline(x[i:i + most]))])[0].clone() for i in range(0, len(x), most)]
-    one = _plain(subject.data.pipeline(x[:1]))
-    return torch.cat(parts), in_turns([lambda: method.execute([one])])[0]
+    most = method.metadata.input_tensor_meta(0).sizes()[0]
+    parts = [method.execute(_list(inputs))[0].clone() for inputs in subject.test_batches(most)]
+    one = _list(next(subject.test_batches(1)))
+    return torch.cat(parts), in_turns([lambda: method.execute(one)])[0]
+
+
+def _list(inputs: Inputs) -> list[Tensor]:
+    return [_plain(x) for x in leaves(inputs).values()]
 
 
 def _plain(x: Tensor) -> Tensor:
     # Strides of dimensions of size 1 are arbitrary, and ExecuTorch compares them.
-    return torch.empty(x.shape).copy_(x)
+    return torch.empty(x.shape, dtype=x.dtype).copy_(x)

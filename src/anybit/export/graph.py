@@ -7,6 +7,7 @@ normalization or a transpose into them, and the trained grid would be lost.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from torch import nn
 
 from anybit.errors import ConfigError, ModelError
 from anybit.export.extras import need, quiet
+from anybit.export.positional import INNER, Positional, batch_of, positional, two_of
+from anybit.inputs import Inputs, called, leaves, mapped
 
 BASE = 18
 """The opset that torch exports: it has GroupNormalization as InstanceNormalization, opset 21 as 17 nodes at load."""
@@ -50,13 +53,14 @@ def check_opset(opset: int) -> int:
     return opset
 
 
-def float_graph(model: nn.Module, example: torch.Tensor, weights: Sequence[str], opset: int) -> Any:
-    """Export an onnx.ModelProto with a dynamic batch and these parameters as inputs of their name."""
+def float_graph(model: nn.Module, example: Inputs, weights: Sequence[str], opset: int,
+                output: str | int | None = None) -> Any:
+    """Export an onnx.ModelProto with a dynamic batch; its inputs are those of `example`, and these parameters by name."""
     need("onnxscript")
     onnx, ir = need("onnx"), need("onnx_ir")
     with quiet():
         try:
-            program = _attempt(model, torch.cat([example[:1]] * 2))
+            program = _attempt(positional(model, example, output), two_of(example), list(leaves(example)))
         except Exception as error:  # of any kind: the layer's name is what helps
             raise ModelError(f"the model cannot be exported to ONNX{_culprit(model, example)}: {_reason(error)}") from error
         parameters, initializers = dict(model.named_parameters(remove_duplicate=False)), program.graph.initializers
@@ -79,22 +83,31 @@ def float_graph(model: nn.Module, example: torch.Tensor, weights: Sequence[str],
     return proto
 
 
-def _attempt(model: nn.Module, x: torch.Tensor) -> Any:
-    program = torch.onnx.export(model, (x,), dynamo=True, opset_version=BASE, optimize=False, verbose=False,
-                                dynamic_shapes=({0: torch.export.Dim("batch")},), external_data=False,
-                                input_names=["input"], output_names=["output"])
+def _attempt(model: nn.Module, tensors: tuple[torch.Tensor, ...], names: Sequence[str] | None = None) -> Any:
+    program = torch.onnx.export(model, tensors, dynamo=True, opset_version=BASE, optimize=False, verbose=False,
+                                dynamic_shapes=batch_of(model, tensors, torch.export.Dim("batch")), external_data=False,
+                                input_names=names, output_names=["output"])
     assert program is not None
+    for name in list(program.model.graph.initializers) if isinstance(model, Positional) else []:
+        value = program.model.graph.initializers.pop(name)
+        value.name = name.removeprefix(f"{INNER}.")
+        program.model.graph.initializers[value.name] = value
     return program.model
 
 
-def _culprit(model: nn.Module, example: torch.Tensor) -> str:
+def _culprit(model: nn.Module, example: Inputs) -> str:
     """Find the innermost module that cannot be exported alone, by trying them from the deepest."""
-    seen: dict[str, torch.Tensor] = {}
-    hooks = [module.register_forward_pre_hook(lambda _, inputs, name=name: seen.setdefault(name, inputs[0]))
+    seen: dict[str, tuple[Any, ...]] = {}
+
+    def note(name: str, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if inputs and all(isinstance(x, torch.Tensor) for x in inputs):
+            seen.setdefault(name, inputs)
+
+    hooks = [module.register_forward_pre_hook(functools.partial(note, name))
              for name, module in model.named_modules() if name and type(module) not in KNOWN]
     try:
         with torch.no_grad(), contextlib.suppress(Exception):
-            model(torch.cat([example[:1]] * 2))
+            called(model, mapped(example, lambda x: torch.cat([x[:1]] * 2)))
     finally:
         for hook in hooks:
             hook.remove()

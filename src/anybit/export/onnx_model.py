@@ -48,7 +48,8 @@ class OnnxExporter:
 
     @cached_property
     def _float(self) -> Any:
-        return float_graph(self._plain, self.subject.images, list(self.subject.matrices), check_opset(self.opset))
+        return float_graph(self._plain, self.subject.images, list(self.subject.matrices), check_opset(self.opset),
+                           self.subject.output)
 
     @cached_property
     def _plain(self) -> nn.Module:

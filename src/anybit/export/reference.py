@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from anybit.export.integer import bias_codes, bias_scale
 from anybit.export.subject import Subject
+from anybit.inputs import called, floats_to, selected
 from anybit.quant.grid import BITS, FLOAT, Grid, Width, limits, quantize, rounding
 from anybit.quant.ranges import cover_steps
 from anybit.quant.sites import prepare, quantizers
@@ -92,7 +93,7 @@ def _followed(model: nn.Module, after: Mapping[str, nn.Module]) -> nn.Module:
 def output_grids(subject: Subject, width: Width, layers: list[str]) -> dict[str, Grid]:
     """Find grids that cover the outputs of layers at `width` on training images."""
     taps = {layer: _Tap() for layer in layers}
-    _followed(reference(subject, width), taps)(subject.images)
+    called(_followed(reference(subject, width), taps), subject.images)
     low, high = limits(torch.tensor(OUTPUT_BITS), "full")
     return {layer: Grid(cover_steps(tap.low, tap.high, "full")[BITS.index(OUTPUT_BITS)], low, high)
             for layer, tap in taps.items()}
@@ -102,9 +103,8 @@ def output_grids(subject: Subject, width: Width, layers: list[str]) -> dict[str,
 def outputs(model: nn.Module, subject: Subject, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return the model's outputs on the test set; float64 is the control for differences by rounding alone."""
     model = copy.deepcopy(model).to(dtype)
-    x, size = subject.data.test.x, subject.evaluator.batch_size
-    batches = (subject.data.pipeline(x[i:i + size]) for i in range(0, len(x), size))
-    parts = [model(batch.to(dtype) if batch.is_floating_point() else batch) for batch in batches]
+    parts = [selected(called(model, floats_to(inputs, dtype)), subject.output)
+             for inputs in subject.test_batches(subject.evaluator.batch_size)]
     return torch.cat(parts).to(torch.float32)
 
 

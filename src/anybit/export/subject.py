@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -19,11 +19,13 @@ from anybit.errors import ConfigError, RunError
 from anybit.export.packing import Codes
 from anybit.federated.variants import StepRule
 from anybit.files.reading import read_json
+from anybit.inputs import Inputs, length
 from anybit.quant.calibrate import activation_table
 from anybit.quant.grid import FLOAT, Grid, Width, codes
 from anybit.quant.modules import Quantizer
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import input_of, parameter_of, prepare, quantizers
+from anybit.tensors import picked
 from anybit.training.evaluation import Evaluator, build_evaluator
 from anybit.training.machine import computing
 from anybit.training.run import Run
@@ -78,9 +80,19 @@ class Subject:
         return self.evaluator.data
 
     @property
-    def images(self) -> Tensor:
+    def images(self) -> Inputs:
         """Training images, as the model sees them."""
         return self.evaluator.images
+
+    @property
+    def output(self) -> str | int | None:
+        """Key or position of the model's output, where it returns several."""
+        return self.evaluator.output
+
+    def test_batches(self, size: int) -> Iterator[Inputs]:
+        """Yield the test inputs in batches, as the model sees them."""
+        test = self.data.test
+        return (self.data.pipeline(picked(test.x, slice(i, i + size))) for i in range(0, len(test), size))
 
     def w(self) -> dict[str, Tensor]:
         """Return the parameters by name."""
@@ -199,7 +211,7 @@ def _subject(evaluator: Evaluator, config: Config, known: StepTable, rule: StepR
         with computing(config):
             calibrated = activation_table(evaluator.model, evaluator.sites, w, evaluator.images,
                                           evaluator.ranges.activations)
-        table, text = table.merged(calibrated), f"{text}; activations measured on {len(evaluator.images)} training images"
+        table, text = table.merged(calibrated), f"{text}; activations measured on {length(evaluator.images)} training images"
     return Subject(evaluator.model, evaluator, table, text, title, config, measured=measured)
 
 

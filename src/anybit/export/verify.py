@@ -17,6 +17,7 @@ from anybit.export.extras import need
 from anybit.export.graph import DEFAULT_OPSET
 from anybit.export.reference import agreement, metric, outputs
 from anybit.export.subject import Subject
+from anybit.inputs import Inputs, leaves
 
 TOLERANCE = 0.5
 """Points of the metric by which an artifact may differ from the fake-quant evaluation."""
@@ -76,9 +77,14 @@ def int8_is_exact() -> bool:
 def onnx_outputs(path: Path, subject: Subject) -> Tensor:
     """Return the artifact's outputs on the test set."""
     runner, size = session(path), subject.evaluator.batch_size
-    name, x = runner.get_inputs()[0].name, subject.data.test.x
-    parts = [runner.run(None, {name: subject.data.pipeline(x[i:i + size]).numpy()})[0] for i in range(0, len(x), size)]
+    parts = [runner.run(None, fed(runner, inputs))[0] for inputs in subject.test_batches(size)]
     return torch.cat([torch.from_numpy(part) for part in parts])
+
+
+def fed(runner: Any, inputs: Inputs) -> dict[str, np.ndarray]:
+    """Return {name: array} of the inputs that a session's graph has: it may not need all."""
+    arrays = {name: x.numpy() for name, x in leaves(inputs).items()}
+    return {wanted.name: arrays[wanted.name] for wanted in runner.get_inputs()}
 
 
 def kernels(path: Path) -> Counter[str]:

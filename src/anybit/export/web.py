@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from anybit.errors import ConfigError, RunError
 from anybit.export.artifact import Artifact
@@ -21,6 +22,7 @@ from anybit.export.exporting import WHERE, Exporter
 from anybit.files.holding import own_folder
 from anybit.files.reading import read_bytes
 from anybit.files.writing import write_bytes, write_json, writing
+from anybit.inputs import described
 
 PACKAGE = "onnxruntime-web@1.30.0"
 ASSETS = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
@@ -31,12 +33,12 @@ PAGE = ("index.html", "page.css", "page.js")
 def write_web(exporter: Exporter, artifacts: Sequence[Artifact]) -> Path:
     """Write `web/` beside the artifacts and return the folder."""
     shown = [a for a in artifacts if a.runtime == "onnx" and not a.rejected]
-    data = exporter.subject.data
     if not shown:
         raise ConfigError("--web shows ONNX artifacts, but there is none: add --runtime onnx")
-    if data.test.x.dim() != 4 or exporter.subject.images.shape[1] not in (1, 3):
+    images = exporter.subject.images
+    if not isinstance(images, Tensor) or images.dim() != 4 or images.shape[1] not in (1, 3):
         raise ConfigError("--web draws images of 1 or 3 channels, but the inputs have shape "
-                          f"{tuple(exporter.subject.images.shape[1:])}")
+                          f"{tuple(images.shape[1:]) if isinstance(images, Tensor) else described(images)}")
     folder, runtime = own_folder(exporter.folder / "web"), fetch_runtime()
     with writing(folder, WHERE):
         own_folder(folder / "ort").mkdir(parents=True, exist_ok=True)
@@ -53,7 +55,7 @@ def write_web(exporter: Exporter, artifacts: Sequence[Artifact]) -> Path:
 def _write_samples(folder: Path, exporter: Exporter, artifacts: Sequence[Artifact]) -> None:
     """Write samples.bin, the model's inputs as float32, and samples.json, the facts for the page."""
     subject, pipeline = exporter.subject, exporter.subject.data.pipeline
-    x = pipeline(subject.data.test.x[:SAMPLES]).numpy()
+    x = pipeline(subject.data.test.images[:SAMPLES]).numpy()
     write_bytes(folder / "samples.bin", np.ascontiguousarray(x, "<f4").tobytes())
     models = [{"file": a.file, "width": a.width, "bytes": a.bytes, "metric": a.verdict.artifact} for a in artifacts]
     write_json(folder / "samples.json", {

@@ -4,55 +4,72 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anybit.data.examples import Data
+from anybit.data.examples import IGNORED, Data
 from anybit.errors import ConfigError
 from anybit.federated.algorithm import BoundLoss, Loss
 from anybit.federated.cohort import Batch
 from anybit.federated.state import Given, Trainable
 from anybit.federated.variants import Variant, Weights
+from anybit.inputs import Inputs, device_of, selected
 from anybit.quant.grid import Width, limits
 from anybit.quant.ranges import StepTable, all_bits
 from anybit.quant.single_client import ModelAtWidth, SingleClientModel
 from anybit.quant.sites import all_parameters, bind, call, observed, quantizers, weight_sites
-from anybit.tensors import Tensors
+from anybit.tensors import Tensors, picked
 
 PerExample = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) → one value per example."""
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return −log p(target) per example: the default loss."""
-    return F.cross_entropy(outputs, targets, reduction="none")
+    """Return −log p(target) per example: the default loss.
+
+    Of outputs (N, C, d1, …) and targets (N, d1, …), as torch has them for sequences and segmentation, the mean over the
+    positions; those whose target is −100 do not count.
+    """
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return losses if losses.dim() == 1 else _mean_over_positions(losses, targets)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return 100 where the largest output is the target's, else 0: the default metric, in percent."""
-    return 100.0 * (outputs.argmax(1) == targets)
+    """Return 100 where the largest output is the target's, else 0: the default metric, in percent.
+
+    With several positions per example, the share of them; those whose target is −100 do not count.
+    """
+    right = 100.0 * (outputs.argmax(1) == targets)
+    return right if outputs.dim() == 2 else _mean_over_positions(right, targets)
+
+
+def _mean_over_positions(values: Tensor, targets: Tensor) -> Tensor:
+    counts = (targets != IGNORED).to(values.dtype)
+    return (values * counts).flatten(1).sum(1) / counts.flatten(1).sum(1).clamp_min(1)
 
 
 def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExample,
-                step_scale: Tensors, bf16: bool = False) -> Loss:
+                step_scale: Tensors, bf16: bool = False, output: str | int | None = None) -> Loss:
     """Make f*(w; ξ) at a width: the mean loss over the real rows of the batch with quantized tensors, plus penalties.
 
-    With bf16, layers compute in bfloat16 (autocast); weights, their quantization and the loss stay in float32.
+    With bf16, layers compute in bfloat16 (autocast); weights, their quantization and the loss stay in float32. output: the
+    key or position of the model's output, where it returns several.
     """
     def value(w: Trainable, given: Given, xi: Batch) -> tuple[Tensor, Tensor]:
-        def forward(step_sizes: Tensors, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        def forward(step_sizes: Tensors, inputs: Inputs) -> tuple[Any, dict[str, Tensor]]:
             tensors = w.w | bind(prepared, step_sizes, xi.width, rows=xi.rows, key=xi.key, count=xi.local_step)
             return call(prepared, tensors, inputs), observed(tensors)
         return objective(w, given, xi, forward)
 
-    objective = _objective(weight_sites(prepared), variant, data, loss, step_scale, bf16)
+    objective = _objective(weight_sites(prepared), variant, data, loss, step_scale, bf16, output)
     return value
 
 
 def client_loss_alone(model: SingleClientModel, variant: Variant, data: Data, loss: PerExample, step_scale: Tensors,
-                      bf16: bool = False) -> Callable[[Given], BoundLoss]:
+                      bf16: bool = False, output: str | int | None = None) -> Callable[[Given], BoundLoss]:
     """Make the same for one client outside vmap, at less cost: given → its f*(w; ξ)."""
     def bound(given: Given) -> BoundLoss:
         @functools.cache
@@ -62,31 +79,34 @@ def client_loss_alone(model: SingleClientModel, variant: Variant, data: Data, lo
         def value(w: Trainable, xi: Batch) -> tuple[Tensor, Tensor]:
             at_width = planned(Width(*xi.width.tolist()))
 
-            def forward(step_sizes: Tensors, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+            def forward(step_sizes: Tensors, inputs: Inputs) -> tuple[Any, dict[str, Tensor]]:
                 return at_width(w.w, step_sizes, inputs, rows=xi.rows, key=xi.key, count=xi.local_step)
             return objective(w, given, xi, forward)
         return value
 
-    objective = _objective(model.parameter_of, variant, data, loss, step_scale, bf16)
+    objective = _objective(model.parameter_of, variant, data, loss, step_scale, bf16, output)
     return bound
 
 
-Forward = Callable[[Tensors, Tensor], tuple[Tensor, dict[str, Tensor]]]
+Forward = Callable[[Tensors, Inputs], tuple[Any, dict[str, Tensor]]]
 """(step sizes, inputs) → (outputs, statistics of the observers)."""
 
 
 def _objective(parameter_of: Mapping[str, str], variant: Variant, data: Data, loss: PerExample, step_scale: Tensors,
-               bf16: bool) -> Callable[[Trainable, Given, Batch, Forward], tuple[Tensor, Tensor]]:
+               bf16: bool, output: str | int | None) -> Callable[[Trainable, Given, Batch, Forward], tuple[Tensor, Tensor]]:
     """Make (w, given, ξ, forward) → (mean loss + Σ λ·penalty, mean loss)."""
     def value(w: Trainable, given: Given, xi: Batch, forward: Forward) -> tuple[Tensor, Tensor]:
         step_sizes = {**given.step_sizes, **_learned_steps(w, given, step_scale)} if step_scale else given.step_sizes
-        inputs = data.pipeline.augmented(data.train.x[xi.index], xi.key, xi.local_step)
-        with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
-            outputs, watched = forward(step_sizes, inputs)
+        inputs = data.pipeline.augmented(picked(data.train.x, xi.index), xi.key, xi.local_step)
+        with torch.autocast(device_of(inputs).type, torch.bfloat16, enabled=bf16, cache_enabled=False):
+            returned, watched = forward(step_sizes, inputs)
+        outputs = selected(returned, output)
         losses = loss(outputs.float() if bf16 else outputs, data.train.y[xi.index])
         if losses.shape != xi.rows.shape:
+            further = losses.dim() > 1 and losses.shape[0] == xi.rows.shape[0]
+            fix = "take the mean over the other dimensions, .flatten(1).mean(1)" if further else "use reduction='none'"
             raise ConfigError(f"loss must return one value per example, shape {tuple(xi.rows.shape)}, but returned "
-                              f"{tuple(losses.shape)}: use reduction='none'")
+                              f"{tuple(losses.shape)}: {fix}")
         mean = (losses * xi.rows).sum() / xi.rows.sum().clamp_min(1)
         seen = Weights(w.w, {site: w.w[name] for site, name in parameter_of.items() if name in w.w}, watched)
         penalties = (strength * penalty(seen) for strength, (_, penalty)

@@ -92,7 +92,7 @@ class Device:
 
     def ranges(self) -> RecordDict:
         """Measure statistics of every activation site on a few examples."""
-        images = self.evaluator.images[:self.order["images"]]
+        images = picked(self.evaluator.images, slice(self.order["images"]))
         seen = activation_seen(self.task.model, self.config.sites, self._weights(), images)
         return self._answer({}, seen=to_record(seen))
 
@@ -101,7 +101,7 @@ class Device:
         sites = quantizers(prepare(self.task.model, options=self.config.sites), "activations")
         expected = {site: Layout(torch.float32, (CANDIDATES, len(BITS))) for site in sites}
         candidates = moved(read_tensors(self.content, "candidates", expected), self.device)
-        images = self.evaluator.images[:self.order["images"]]
+        images = picked(self.evaluator.images, slice(self.order["images"]))
         errors = activation_errors(self.task.model, self.config.sites, self._weights(), images, candidates)
         # Squares, in double precision so that sums over devices keep their order; rounding may leave a hair below 0.
         return self._answer({}, errors=to_record({site: e.double().clamp_min(0) for site, e in errors.items()}))
@@ -151,21 +151,22 @@ def local_task(config: Config, node: Node, trusted: Collection[str]) -> Task:
         if node.client >= len(split):
             raise ConfigError(f"node config: partition-id = {node.client}, but the recipe's split has {len(split)} clients")
         index = torch.from_numpy(split[node.client])
-        examples = test = Examples(data.train.x[index], data.train.y[index])
+        examples = test = Examples(picked(data.train.x, index), data.train.y[index])
     return Task(components.build_model(), components.build_variant(), Data(examples, test, data.pipeline),
-                [np.arange(len(examples))], components.loss, components.metric)
+                [np.arange(len(examples))], components.loss, components.metric, config.output)
 
 
 def local_update(model: nn.Module, w: Tensors, examples: tuple[Any, Any], *, width: str = "FP32", round: int = 0,
                  client: int = 0, variant: Variant | None = None, seed: int = Config.seed,
                  options: ClientOptions = ClientOptions(), sites: SiteOptions = SiteOptions(),
-                 table: StepTable | None = None) -> tuple[dict[str, Tensor], float]:
+                 table: StepTable | None = None, output: str | int | None = None) -> tuple[dict[str, Tensor], float]:
     """Return (delta w_K − w_0, mean loss) of anybit's client update, for a ClientApp of your own.
 
-    table: step sizes that the server fixed; default: estimated from `w` (and `examples`) by the variant's step rule.
+    table: step sizes that the server fixed; default: estimated from `w` (and `examples`) by the variant's step rule ·
+    output: as in `fit`.
     """
     data = as_examples(*examples, "examples")
-    task = Task(model, variant or mqat(), Data(data, data), [np.arange(len(data))])
+    task = Task(model, variant or mqat(), Data(data, data), [np.arange(len(data))], output=output)
     config = Config(cohort=1, seed=seed, client=options, sites=sites, engine="sequential", device="cpu")
     with computing(config):
         computation = open_computation(task, config, _check_examples)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from anybit.inputs import Inputs, device_of, length, split
 from anybit.quant import ranges
 from anybit.quant.checks import refuse
 from anybit.quant.grid import FLOAT, Grid, GridName, Width, nearest
@@ -74,7 +75,7 @@ def merge_seen(parts: Sequence[Tensor]) -> Tensor:
     return torch.stack([total[0], all_parts[:, 1].min(), all_parts[:, 2].max(), *total[3:]])
 
 
-def activation_seen(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor) -> dict[str, Tensor]:
+def activation_seen(model: nn.Module, options: SiteOptions, w: Tensors, images: Inputs) -> dict[str, Tensor]:
     """Return the statistics of every activation site on `images` in full precision.
 
     Raise if the images never reach a layer: its weight would be trained but never seen quantized.
@@ -86,14 +87,14 @@ def activation_seen(model: nn.Module, options: SiteOptions, w: Tensors, images: 
     for name, site in quantizers(prepared).items():
         if name in sites or name in alone:
             site.observer = Observer(initial, _fold_range)
-    seen = _observe(prepared, w, {}, torch.split(images, BATCH))
+    seen = _observe(prepared, w, {}, split(images, BATCH))
     idle = dict.fromkeys(name.rpartition(".")[0] for name in (*sites, *alone) if seen[name][0] == 0)
     refuse([f"layer '{layer}' is never called in forward (is its weight used functionally?): call it, remove it, or name it "
             "in full_precision" for layer in idle])
     return {name: seen[name] for name in sites}
 
 
-def activation_ranges(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor) -> dict[str, ActivationRange]:
+def activation_ranges(model: nn.Module, options: SiteOptions, w: Tensors, images: Inputs) -> dict[str, ActivationRange]:
     """Return the range of every activation site on `images`."""
     return ranges_of(activation_seen(model, options, w, images))
 
@@ -104,7 +105,7 @@ def ranges_of(seen: Tensors) -> dict[str, ActivationRange]:
             for name, s in seen.items()}
 
 
-def activation_table(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor, rule: ActivationRule) -> StepTable:
+def activation_table(model: nn.Module, options: SiteOptions, w: Tensors, images: Inputs, rule: ActivationRule) -> StepTable:
     """Estimate the step sizes of every activation site on `images` with the full-precision model."""
     return table_of(activation_ranges(model, options, w, images), rule, grids_of_inputs(model, options),
                     lambda candidates: activation_errors(model, options, w, images, candidates))
@@ -115,7 +116,7 @@ def grids_of_inputs(model: nn.Module, options: SiteOptions) -> dict[str, GridNam
     return {name: site.grid for name, site in quantizers(prepare(model, options=options), "activations").items()}
 
 
-def one_sided_layers(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor) -> tuple[str, ...]:
+def one_sided_layers(model: nn.Module, options: SiteOptions, w: Tensors, images: Inputs) -> tuple[str, ...]:
     """Return the layers whose inputs are never negative on `images`, as after a ReLU."""
     seen = activation_ranges(model, options, w, images)
     return tuple(input_of(site) for site, r in seen.items() if float(r.low) >= 0)
@@ -136,7 +137,7 @@ def table_of(seen: Mapping[str, ActivationRange], rule: ActivationRule, grids: M
     return StepTable({name: steps[rule](r, grids[name]) for name, r in seen.items()})
 
 
-def activation_errors(model: nn.Module, options: SiteOptions, w: Tensors, images: Tensor,
+def activation_errors(model: nn.Module, options: SiteOptions, w: Tensors, images: Inputs,
                       candidates: Tensors) -> dict[str, Tensor]:
     """Return Σ (Q(x) − x)² over `images` at every activation site, for every candidate step size and bit-width."""
     def observer(of_site: Tensor, name: GridName) -> Observer:
@@ -164,10 +165,10 @@ def _fold_health(seen: Tensor, x: Tensor, rows: Tensor, grid: Grid) -> Tensor:
     return seen + torch.stack([kurtosis(x), outside, torch.ones_like(outside)])
 
 
-def health_seen(prepared: nn.Module, w: Tensors, steps: Tensors, images: Tensor, width: Tensor) -> dict[str, Tensor]:
+def health_seen(prepared: nn.Module, w: Tensors, steps: Tensors, images: Inputs, width: Tensor) -> dict[str, Tensor]:
     """Return the statistics of every site for `layer_health`: a function of tensors alone, so that it can be captured."""
     for site in quantizers(prepared).values():
-        site.observer = Observer(torch.zeros(3, device=images.device), _fold_health)
+        site.observer = Observer(torch.zeros(3, device=device_of(images)), _fold_health)
     return _observe(prepared, w, steps, [images], width)
 
 
@@ -181,14 +182,15 @@ def layer_health(prepared: nn.Module, seen: Tensors, width: Width) -> dict[str, 
 
 
 @torch.no_grad()
-def _observe(prepared: nn.Module, w: Tensors, steps: Tensors, batches: Iterable[Tensor],
+def _observe(prepared: nn.Module, w: Tensors, steps: Tensors, batches: Iterable[Inputs],
              width: Tensor | None = None) -> dict[str, Tensor]:
     """Fold the observers of a prepared model over batches of images."""
     seen: dict[str, Tensor] = {}
     for x in batches:
-        zero = torch.zeros((), dtype=torch.int64, device=x.device)
-        buffers = bind(prepared, steps, x.new_full((2,), FLOAT, dtype=torch.int64) if width is None else width,
-                       rows=torch.ones(x.shape[0], device=x.device), key=zero, count=zero)
+        device = device_of(x)
+        zero = torch.zeros((), dtype=torch.int64, device=device)
+        buffers = bind(prepared, steps, torch.full((2,), FLOAT, device=device) if width is None else width,
+                       rows=torch.ones(length(x), device=device), key=zero, count=zero)
         tensors = {**w, **buffers, **{f"{name}.observed": value for name, value in seen.items()}}
         call(prepared, tensors, x)
         seen = observed(tensors)

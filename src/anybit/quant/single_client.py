@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anybit.inputs import Inputs, called, mapped
 from anybit.quant.grid import BITS, FLOAT, Grid, Width, ends, limits, pseudo_noise, rounding
 from anybit.quant.modules import KeyedDropout, Quantizer, RoundingKernel
 from anybit.quant.sites import quantizers, weight_sites
@@ -110,9 +111,9 @@ class ModelAtWidth:
         self.general = {name: site for name, site in holder.sites.items() if self.shortcuts[name] is None}
         """Sites without a shortcut, whose buffers are filled at every call."""
 
-    def __call__(self, parameters: Tensors, step_sizes: Tensors, inputs: Tensor, *, rows: Tensor, key: Tensor,
-                 count: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return (outputs, statistics of the observers)."""
+    def __call__(self, parameters: Tensors, step_sizes: Tensors, inputs: Inputs, *, rows: Tensor, key: Tensor,
+                 count: Tensor) -> tuple[Any, dict[str, Tensor]]:
+        """Return (what the model returns, statistics of the observers)."""
         if self.holder.laid_out_for is not self:
             self.holder.laid_out_for = self
             for name, site in self.holder.sites.items():
@@ -127,7 +128,7 @@ class ModelAtWidth:
         if self.grids:
             weights = [self.holder.parameter(self.holder.parameter_of[name], parameters) for name in self.grids]
             self.rounded = dict(zip(self.grids, rounded(list(self.grids.values()), weights), strict=True))
-        outputs = self.holder.model(self.holder.lay(inputs))
+        outputs = called(self.holder.model, mapped(inputs, self.holder.lay))
         watched = {name: site for name, site in self.general.items() if site.observer is not None}
         seen = {name: site.observed for name, site in watched.items()}
         for site in watched.values():

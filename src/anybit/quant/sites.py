@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from anybit.inputs import Inputs, arguments
 from anybit.quant.checks import checked_layers, refuse
 from anybit.quant.grid import GridName, Transform, limits, select
 from anybit.quant.kinds import kind_of
@@ -173,13 +174,13 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     return further
 
 
-def call(model: nn.Module, tensors: dict[str, Tensor], *inputs: Any) -> Any:
+def call(model: nn.Module, tensors: dict[str, Tensor], inputs: Inputs) -> Any:
     """Call a prepared model with these parameters and buffers; `tensors` holds their final values afterwards.
 
     Ties are resolved here: torch's own way leaves the buffers of a module with two names changed after the call.
     """
     tensors.update({name: tensors[first] for name, first in tied_names(model).items() if first in tensors})
-    return torch.func.functional_call(model, tensors, inputs, tie_weights=False)
+    return torch.func.functional_call(model, tensors, *arguments(inputs), tie_weights=False)
 
 
 def observed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

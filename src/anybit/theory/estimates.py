@@ -74,7 +74,7 @@ class Probe:
         prepared = prepare(task.model.to(self.device), options=config.sites).eval()
         for site in quantizers(prepared, "activations").values():
             site.observer = task.variant.observer
-        self.loss = client_loss(prepared, task.variant, task.data.to(self.device), task.loss, {})
+        self.loss = client_loss(prepared, task.variant, task.data.to(self.device), task.loss, {}, output=task.output)
         self.given = Given({}, strengths(task.variant, next(task.model.parameters()).detach()))
 
     def clients(self) -> list[int]:

@@ -124,7 +124,8 @@ def build_task(config: Config, trusted: Collection[str] = (), data: Data | None 
     """Make everything a config names; runs may share `data`."""
     named = Components(config, trusted)
     data = data or named.build_data()
-    return Task(named.build_model(), named.build_variant(), data, named.build_split(data), named.loss, named.metric)
+    return Task(named.build_model(), named.build_variant(), data, named.build_split(data), named.loss, named.metric,
+                config.output)
 
 
 def settled(config: Config, trusted: Collection[str] = ()) -> Config:

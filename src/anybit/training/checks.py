@@ -11,8 +11,10 @@ from anybit.federated.objective import cross_entropy
 from anybit.federated.sampling import check_cohort
 from anybit.federated.state import trainable_weights
 from anybit.federated.variants import Variant
+from anybit.inputs import called, described, selected
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.sites import prepare
+from anybit.tensors import picked
 from anybit.training.task import Task
 
 
@@ -31,14 +33,18 @@ def check_ranges(config: Config, variant: Variant) -> None:
 def check_model(task: Task, config: Config) -> None:
     """Pass one example through the model, and look at the labels."""
     model, data = task.model, task.data
-    one = data.pipeline(data.train.x[:1])
+    one = data.pipeline(picked(data.train.x, slice(1)))
     try:
         activation_ranges(model, config.sites, trainable_weights(model), one)
         with torch.no_grad():
-            outputs = prepare(model, options=config.sites).eval()(one)
-    except RuntimeError as error:
-        raise ModelError(f"the model does not take inputs of shape {tuple(one.shape)} "
+            outputs = called(prepare(model, options=config.sites).eval(), one)
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(f"the model does not take inputs of shape {described(one)} "
                          f"({str(error).splitlines()[0]})") from error
+    shape = selected(outputs, task.output).shape
     if task.loss is cross_entropy:
-        check_labels(data.train, outputs.shape[1], "training data")
-        check_labels(data.test, outputs.shape[1], "test data")
+        if len(shape) < 2 or shape[0] != 1:
+            raise ModelError(f"the default loss needs outputs (examples, classes, …), but of one example the model returns "
+                             f"{tuple(shape)}: pass your own loss")
+        check_labels(data.train, shape, "training data")
+        check_labels(data.test, shape, "test data")

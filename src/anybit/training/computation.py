@@ -145,7 +145,7 @@ class Computation:
         single = SingleClientModel(one, config.compute.convolution == "channels-last")
         scale = self._step_scale(stacked, table) if config.ranges.learned else {}
         rates = Rates(config.client.lr, config.client.step_lr, config.client.clip)
-        settings = (task.variant, task.data, task.loss, scale, config.compute.precision == "bf16")
+        settings = (task.variant, task.data, task.loss, scale, config.compute.precision == "bf16", task.output)
         loss, loss_alone = client_loss(stacked, *settings), client_loss_alone(single, *settings)
 
         def alone(given: Given) -> LocalStep[Trainable]:

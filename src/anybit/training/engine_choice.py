@@ -28,6 +28,7 @@ from anybit.federated.cohort import Cohort, build_cohort, sample_clients
 from anybit.federated.state import Trainable, trainable_weights
 from anybit.files.reading import read_json
 from anybit.files.writing import home, write_json
+from anybit.inputs import shapes
 from anybit.kernels.native import library
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import quantizers
@@ -194,7 +195,7 @@ def _key(config: Config, task: Task) -> str:
     facts = environment()
     about = {"cpu": facts["cpu"], "cores": cores(), "torch": facts["torch"],
              "anybit": facts["anybit"], "model": [(n, list(p.shape)) for n, p in task.model.named_parameters()],
-             "layers": [type(m).__name__ for m in task.model.modules()], "input": list(task.data.train.x.shape[1:]),
+             "layers": [type(m).__name__ for m in task.model.modules()], "input": shapes(task.data.train.x),
              "batch": config.client.batch_size, "cohort": config.cohort, "variant": [task.variant.name, task.variant.sites]}
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 

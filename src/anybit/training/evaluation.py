@@ -17,13 +17,14 @@ from anybit.engines.capture import Replayed
 from anybit.errors import ConfigError
 from anybit.federated.objective import PerExample
 from anybit.federated.variants import StepRule, Variant
+from anybit.inputs import Inputs, device_of, mapped, selected
 from anybit.kernels import has_kernels, use_kernels
 from anybit.quant.calibrate import activation_table, following, health_seen, layer_health, weight_table
 from anybit.quant.grid import FLOAT, SiteKinds, Width, rounding
 from anybit.quant.ranges import ActivationRule, RangeRule, StepTable
 from anybit.quant.sites import SiteOptions, bind, call, prepare, quantizers
 from anybit.randomness import generator
-from anybit.tensors import Tensors
+from anybit.tensors import Tensors, picked
 from anybit.training.task import Task
 
 
@@ -76,10 +77,10 @@ class Score(NamedTuple):
     metric: float
 
 
-def calibration_images(data: Data, count: int, seed: int) -> Tensor:
+def calibration_images(data: Data, count: int, seed: int) -> Inputs:
     """Draw training images (never test images) on which activation ranges are measured."""
     chosen = generator(seed, "calibration").permutation(len(data.train))[:count]
-    return data.pipeline(data.train.x[torch.from_numpy(chosen).to(data.train.x.device)])
+    return data.pipeline(picked(data.train.x, torch.from_numpy(chosen).to(data.train.device)))
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Evaluator:
     ranges: RangeOptions
     options: EvaluationOptions
     data: Data
-    images: Tensor
+    images: Inputs
     loss: PerExample
     metric: PerExample
     kernels: bool = False
@@ -105,6 +106,8 @@ class Evaluator:
     """Compute on a CPU with the channel last in memory."""
     engine: Engine = Engine()
     """Computes the scores where they are computed width by width."""
+    output: str | int | None = None
+    """Key or position of the model's output, where it returns several."""
 
     def start_table(self, w: Tensors) -> StepTable:
         """Find the step sizes of the start of the training, fixed from then on unless they are learned or follow."""
@@ -118,7 +121,7 @@ class Evaluator:
     @torch.no_grad()
     def score(self, w: Tensors, table: StepTable, widths: Sequence[Width], on_the_way: bool = False) -> dict[str, Score]:
         """Measure loss and metric at every width: on a GPU all widths in one pass over the test set, on a CPU one by one."""
-        device = self.data.test.x.device.type
+        device = self.data.test.device.type
         with torch.autocast(device, torch.bfloat16, enabled=on_the_way and self.bf16):
             if device == "cuda":
                 return dict(zip(map(str, widths), self._pass(w, table, widths, on_the_way), strict=True))
@@ -154,12 +157,12 @@ class Evaluator:
 
     def _pass(self, w: Tensors, table: StepTable, widths: Sequence[Width], on_the_way: bool) -> list[Score]:
         test, start, size = self.data.test, 0, self.batch_size
-        total = torch.zeros(len(widths), 2, dtype=torch.float64, device=test.x.device)
+        total = torch.zeros(len(widths), 2, dtype=torch.float64, device=test.device)
         outputs = self._repeated(f"outputs {widths}", lambda: self._outputs(widths)) if on_the_way else self._outputs(widths)
         while start < len(test):
             part = slice(start, start + size)
             try:
-                stacked = outputs(dict(w), dict(table.steps), self._laid(self.data.pipeline(test.x[part])))
+                stacked = outputs(dict(w), dict(table.steps), mapped(self.data.pipeline(picked(test.x, part)), self._laid))
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
@@ -172,16 +175,18 @@ class Evaluator:
         return [Score(*sums) for sums in (total / len(test)).tolist()]
 
     def _outputs(self, widths: Sequence[Width]) -> Callable[..., Tensor]:
-        """Make (w, step sizes, images) → the model's answers at every width: (width, image, …)."""
-        device, model = self.data.test.x.device, self._rounded(widths)
+        """Make (w, step sizes, inputs) → the model's answers at every width: (width, image, …)."""
+        device, model = self.data.test.device, self._rounded(widths)
         ones, zero = torch.ones(1, device=device), torch.zeros((), dtype=torch.int64, device=device)
         bits = torch.tensor(widths, device=device)
 
-        def outputs(w: Tensors, steps: Tensors, x: Tensor) -> Tensor:
+        def outputs(w: Tensors, steps: Tensors, inputs: Inputs) -> Tensor:
+            kind = next(iter(w.values())).dtype  # of the outputs too, in autocast; the inputs may be whole numbers
+
             def at(width: Tensor) -> Tensor:
                 buffers = bind(model, steps, width, rows=ones, key=zero, count=zero)
-                out: Tensor = call(model, {**w, **buffers}, x)
-                return out.to(x.dtype if x.is_floating_point() else next(iter(w.values())).dtype)
+                out = selected(call(model, {**w, **buffers}, inputs), self.output)
+                return out.to(kind) if out.is_floating_point() else out
             return torch.func.vmap(at)(bits) if len(widths) > 1 else at(bits[0])[None]
         return outputs
 
@@ -189,7 +194,7 @@ class Evaluator:
         """Make a function of tensors once for all evaluations; on a GPU it is recorded and replayed."""
         if name not in self._programs:
             function = make()
-            self._programs[name] = Replayed(function) if self.images.is_cuda else function
+            self._programs[name] = Replayed(function) if device_of(self.images).type == "cuda" else function
         return self._programs[name]
 
     @cached_property
@@ -198,7 +203,7 @@ class Evaluator:
 
     @property
     def batch_size(self) -> int:
-        return self.options.batch_size or (2500 if self.data.test.x.device.type == "cuda" else 250)
+        return self.options.batch_size or (2500 if self.data.test.device.type == "cuda" else 250)
 
     @property
     def own_steps(self) -> StepRule:
@@ -207,7 +212,7 @@ class Evaluator:
     def own(self, w: Tensors, trained: StepTable) -> dict[str, Any]:
         """Evaluate the variant's own sites at its own step sizes and all bit-widths, and every layer at the lowest."""
         table, lowest = self._own_table(w, trained), min(self._own_widths)
-        width = torch.tensor(lowest, device=self.images.device)
+        width = torch.tensor(lowest, device=device_of(self.images))
         seen = self._repeated("health", lambda: partial(health_seen, self.plain))
         health = layer_health(self.plain, seen(dict(w), dict(table.steps), self.images, width), lowest)
         return {"steps": self.own_steps, "scores": self._own_scores(w, table),
@@ -262,11 +267,12 @@ CHANNELS_LAST = ("channels-last", "native")
 
 def build_evaluator(task: Task, config: Config, engine: Engine = Engine()) -> Evaluator:
     """Make the evaluator of a task, on the device where its data are."""
-    device, precision = task.data.test.x.device, config.compute.precision
+    device, precision = task.data.test.device, config.compute.precision
     images = calibration_images(task.data, config.ranges.calibration_images, config.seed)
     return Evaluator(task.model, task.variant, config.sites, config.ranges, config.evaluation, task.data, images, task.loss,
                      task.metric, uses_kernels(device, config), precision == "bf16", engine=engine,
-                     channels_last=device.type == "cpu" and config.compute.convolution in CHANNELS_LAST)
+                     channels_last=device.type == "cpu" and config.compute.convolution in CHANNELS_LAST,
+                     output=task.output)
 
 
 def uses_kernels(device: torch.device, config: Config) -> bool:

@@ -66,13 +66,13 @@ class Run:
         """Return {width: (loss, metric)} on the run's test set; `steps`: the step rule, the training's own unless given."""
         with computing(self.config):
             evaluator, w = self._evaluator()
-            table = self.steps().to(evaluator.images.device)
+            table = self.steps().to(evaluator.data.test.device)
             if steps is not None and steps != evaluator.own_steps:
                 table = evaluator.finder(w, self._trained_table(evaluator, w)).table(steps)
             return evaluator.score(w, table, [Width.parse(width) for width in widths])
 
     def _trained_table(self, evaluator: Evaluator, w: Tensors) -> StepTable:
-        newest = self.folder.newest_checkpoint(evaluator.images.device)
+        newest = self.folder.newest_checkpoint(evaluator.data.test.device)
         if newest is None:
             raise RunError(f"{self.folder.path} has no checkpoint, and only that holds the steps of the training: "
                            f"evaluate it at its own steps ('{evaluator.own_steps}')")
@@ -92,7 +92,7 @@ class Run:
         """
         with computing(self.config):
             evaluator, w = self._evaluator()
-            measured = evaluator.mixed(w, self.steps().to(evaluator.images.device))
+            measured = evaluator.mixed(w, self.steps().to(evaluator.data.test.device))
         scores = {width: Score(**score) for width, score in measured.items()}
         on_scores(scores)
         self.folder.save_evaluation({**self.evaluation, "mixed": measured})

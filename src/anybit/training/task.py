@@ -26,6 +26,8 @@ class Task:
     split: Sequence[np.ndarray]
     loss: PerExample = cross_entropy
     metric: PerExample = accuracy
+    output: str | int | None = None
+    """Key or position of the model's output, where it returns several; none: "logits", or the only tensor."""
 
     def to(self, device: torch.device) -> Task:
         """Bring the model and the data to a device."""
