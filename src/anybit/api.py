@@ -27,7 +27,7 @@ from anybit.config import (
 )
 from anybit.data.examples import Data, Examples, Pipeline, as_examples
 from anybit.errors import ConfigError, DataError, Interrupted
-from anybit.federated.objective import PerExample, accuracy, cross_entropy
+from anybit.federated.metrics import PerExample, cross_entropy, meaning
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
 from anybit.federated.state import trainable_weights
@@ -36,6 +36,7 @@ from anybit.files.schema import plain, read
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions
+from anybit.training.build import loss_and_metric
 from anybit.training.callbacks import EachRound
 from anybit.training.course import Callback, Progress, Watch
 from anybit.training.evaluation import Evaluator, Score
@@ -58,7 +59,7 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         client: ClientOptions = ClientOptions(), server: ServerOptions = ServerOptions(),
         sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(),
         evaluation: EvaluationOptions = EvaluationOptions(), pipeline: Pipeline = Pipeline(),
-        loss: PerExample = cross_entropy, metric: PerExample = accuracy,
+        loss: PerExample | str = cross_entropy, metric: PerExample | str | None = None,
         engine: EngineName = "auto", device: str = "auto", compute: ComputeOptions = ComputeOptions(),
         checkpoint_every: int = Config.checkpoint_every,
         path: str | Path | None = None, resume: bool = False,
@@ -68,8 +69,10 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
     clients: one (inputs, targets) pair per client · test: the pair the server model is evaluated on · variant: how
     clients train, `mqat()` if not given · path: a folder to keep the run in; with `resume` an interrupted run there
     goes on, and where there is none yet, it starts; Ctrl-C ends such a run after its round, with a checkpoint · on_round:
-    called after every round; callbacks: the same with more to hear, and to see. The model is not changed; the result holds
-    the trained copy.
+    called after every round; callbacks: the same with more to hear, and to see · loss, metric: functions of (outputs,
+    targets) that return one value per example, or names ("mse"); without a metric it is accuracy for scores of classes with
+    whole-number labels, and else the loss itself; an `anybit.Metric` says its unit and which direction is better. The
+    model is not changed; the result holds the trained copy.
     """
     variant = variant or mqat()
     if not isinstance(model, nn.Module) or not isinstance(variant, Variant):
@@ -84,12 +87,13 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
     except RuntimeError as error:
         raise DataError(f"the clients' arrays do not fit together ({str(error).splitlines()[0]})") from None
     data = Data(together, as_examples(*_pair(test, "test"), "test data"), pipeline)
-    task = Task(copy.deepcopy(model), variant, data, split, loss, metric)
+    model = copy.deepcopy(model)
+    task = Task(model, variant, data, split, *loss_and_metric(loss, metric, model, data))
     config: Config = read(Config, plain({
         "data": Component(OBJECT), "split": Component(OBJECT), "model": Component(OBJECT),
         "variant": Component(OBJECT, {"is": variant.name}), "rounds": rounds, "cohort": cohort, "sampling": sampling,
         "seed": seed, "weighting": weighting, "client": client, "server": server, "sites": sites, "ranges": ranges,
-        "evaluation": evaluation, "engine": engine, "device": device, "compute": compute,
+        "evaluation": evaluation, "loss": meaning(task.loss).name, "metric": meaning(task.metric).name, "engine": engine, "device": device, "compute": compute,
         "checkpoint_every": checkpoint_every}))
     if resume and path is None:
         raise ConfigError("resume=True needs path=…: the folder of the run that goes on")
@@ -154,7 +158,7 @@ def _fitted(task: Task, config: Config, trained: Trained) -> Fitted:
 def evaluate(model: nn.Module, test: Arrays, widths: Sequence[str] = ("FP32", "W8", "W6", "W4", "W3", "W2"), *,
              steps: StepRule = "mse", calibration: Any = None, table: StepTable | None = None,
              sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(), pipeline: Pipeline = Pipeline(),
-             loss: PerExample = cross_entropy, metric: PerExample = accuracy) -> dict[str, Score]:
+             loss: PerExample | str = cross_entropy, metric: PerExample | str | None = None) -> dict[str, Score]:
     """Return {width: (loss, metric)} of any model, quantized to each width.
 
     steps: the step rule (after training), or "table" with a `table` of your own · calibration: training inputs on which
@@ -167,8 +171,9 @@ def evaluate(model: nn.Module, test: Arrays, widths: Sequence[str] = ("FP32", "W
         raise DataError("widths with quantized activations need calibration=…: training inputs to measure ranges on")
     examples = as_examples(*test, "test data")
     seen = examples.x[:1] if calibration is None else as_examples(calibration, np.zeros(len(calibration)), "calibration").x
-    evaluator = Evaluator(model, baseline(), sites, ranges, EvaluationOptions(), Data(examples, examples, pipeline),
-                          pipeline(seen), loss, metric)
+    data = Data(examples, examples, pipeline)
+    evaluator = Evaluator(model, baseline(), sites, ranges, EvaluationOptions(), data, pipeline(seen),
+                          *loss_and_metric(loss, metric, model, data))
     w = trainable_weights(model)
     if table is None:
         table = evaluator.finder(w, StepTable({})).table(steps, "W" if calibration is None else "WA")

@@ -71,14 +71,16 @@ def as_examples(x: Any, y: Any, what: str) -> Examples:
     return Examples(x, y.to(torch.float32) if y.is_floating_point() else y.to(torch.int64))
 
 
-def check_labels(examples: Examples, classes: int, what: str) -> None:
-    """Raise unless the labels are 0 … classes − 1."""
-    if examples.y.is_floating_point() or examples.y.dim() != 1:
-        raise DataError(f"{what}: the default loss needs one whole-number label per example; pass your own loss")
+def check_labels(examples: Examples, outputs: Sequence[int], what: str) -> None:
+    """Raise unless the labels are 0 … C − 1 for outputs of shape (N, C, …): one per example, pixel or token."""
+    if examples.y.is_floating_point() or len(outputs) < 2 or examples.y.shape[1:] != tuple(outputs[2:]):
+        raise DataError(f"{what}: the default loss needs one whole-number label per example; pass your own loss, e.g. "
+                        f"loss='mse' (outputs have shape {tuple(outputs)}, targets {tuple(examples.y.shape)})")
+    classes = outputs[1]
     bad = (examples.y < 0) | (examples.y >= classes)
     if bool(bad.any()):
-        i = int(bad.nonzero()[0])
-        raise DataError(f"{what}: example {i} has label {int(examples.y[i])}, but the model's {classes} outputs allow "
+        i = int(bad.nonzero()[0, 0])
+        raise DataError(f"{what}: example {i} has label {int(examples.y[bad][0])}, but the model's {classes} outputs allow "
                         f"0…{classes - 1}")
 
 

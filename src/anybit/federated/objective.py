@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable, Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anybit.data.examples import Data
 from anybit.errors import ConfigError
 from anybit.federated.algorithm import BoundLoss, Loss
 from anybit.federated.cohort import Batch
+from anybit.federated.metrics import PerExample
 from anybit.federated.state import Given, Trainable
 from anybit.federated.variants import Variant, Weights
 from anybit.quant.grid import Width, limits
@@ -20,19 +20,6 @@ from anybit.quant.ranges import StepTable, all_bits
 from anybit.quant.single_client import ModelAtWidth, SingleClientModel
 from anybit.quant.sites import bind, observed, quantizers, weight_sites
 from anybit.tensors import Tensors
-
-PerExample = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) → one value per example."""
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return −log p(target) per example: the default loss."""
-    return F.cross_entropy(outputs, targets, reduction="none")
-
-
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return 100 where the largest output is the target's, else 0: the default metric, in percent."""
-    return 100.0 * (outputs.argmax(1) == targets)
 
 
 def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExample,

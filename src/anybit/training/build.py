@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import sys
@@ -19,8 +20,8 @@ from anybit.config import OBJECT, Component, Config, chosen
 from anybit.data import sources, splits
 from anybit.data.examples import Data
 from anybit.errors import AnybitError, ConfigError, ModelError, did_you_mean
-from anybit.federated import objective, variants
-from anybit.federated.objective import PerExample
+from anybit.federated import metrics, variants
+from anybit.federated.metrics import PerExample
 from anybit.federated.variants import Variant
 from anybit.files.schema import plain, read_arguments
 from anybit.randomness import key
@@ -36,8 +37,8 @@ VARIANTS: Registry = {"baseline": variants.baseline, "kure": variants.kure, "apq
                       "mqat": variants.mqat, "carousel": variants.carousel}
 MOST_PARAMETERS = 100_000_000
 """Of a model that a recipe names and sizes: 0.4 GB of weights, nine times ResNet-18."""
-LOSSES: Registry = {"cross_entropy": objective.cross_entropy}
-METRICS: Registry = {"accuracy": objective.accuracy}
+LOSSES: Registry = metrics.LOSSES
+METRICS: Registry = metrics.METRICS
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,32 @@ def build_task(config: Config, trusted: Collection[str] = (), data: Data | None 
     named = Components(config, trusted)
     data = data or named.build_data()
     return Task(named.build_model(), named.build_variant(), data, named.build_split(data), named.loss, named.metric)
+
+
+def loss_and_metric(loss: PerExample | str, metric: PerExample | str | None, model: nn.Module,
+                    data: Data) -> tuple[PerExample, PerExample]:
+    """Find loss and metric by name where they are names; without a metric, choose the one that suits the outputs."""
+    def found(what: str, given: Any, known: Registry) -> PerExample:
+        if isinstance(given, str):
+            return _function(what, given, known, ())
+        if not callable(given):
+            raise ConfigError(f"{what} is a {type(given).__name__}: give a function of (outputs, targets) that returns one "
+                              f"value per example, or a name: {', '.join(known)}")
+        return given  # type: ignore[no-any-return]
+
+    loss = found("loss", loss, LOSSES)
+    return loss, found("metric", metric, METRICS) if metric is not None else _suitable(loss, model, data)
+
+
+@torch.no_grad()
+def _suitable(loss: PerExample, model: nn.Module, data: Data) -> PerExample:
+    if loss is metrics.cross_entropy:
+        return metrics.accuracy
+    try:
+        outputs = copy.deepcopy(model).cpu().eval()(data.pipeline(data.test.x[:1]))
+        return metrics.default_metric(loss, outputs, data.test.y[:1])
+    except (RuntimeError, TypeError, AttributeError):  # the check before the first round says what is wrong with the model
+        return metrics.accuracy
 
 
 def settled(config: Config, trusted: Collection[str] = ()) -> Config:
