@@ -62,7 +62,7 @@ def broadcast_mean(outputs: Tensor, targets: Tensor) -> Tensor:
 @pytest.mark.parametrize("what", ["loss", "metric"])
 @pytest.mark.parametrize(("function", "message"), [
     (batch_mean, r"returned shape \(\).*reduction='none'"),
-    (broadcast, r"returned shape \(4, 4\) for outputs of shape \(4, 1\) and targets of shape \(4,\): the two were broadcast"),
+    (broadcast, r"returned shape \(4, 4\) for outputs of shape \(4, 1\) and targets of shape \(4,\): .* were broadcast"),
     (broadcast_mean, "gives an example another value when others are beside it"),
     (lambda outputs, targets: 3.0, "returned a float"),
     (lambda outputs, targets: (outputs @ targets), "fails on outputs of shape"),
@@ -97,7 +97,7 @@ def smoothed(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def test_accuracy_of_numbers_is_refused() -> None:
-    with pytest.raises(ConfigError, match="accuracy needs scores .*use metric 'mae'"):
+    with pytest.raises(ConfigError, match=r"accuracy needs scores .*use metric 'mae'"):
         regression(metric="accuracy")
 
 

@@ -43,5 +43,5 @@ def check_recorded(subject: Subject, run: Run, widths: Iterable[Width]) -> None:
             path, kept = run.folder.path, run.folder.checkpoints()
             anew = f", or delete all three, and 'anybit resume {path}' makes them anew from {kept[-1].name}" if kept else ""
             raise RunError(f"{path}: at {width} its {scored.name} is {scored.text(now)}, but evaluation.json says "
-                           f"{scored.text(then)}: model.safetensors, steps.json or evaluation.json is damaged or was edited, or the "
-                           f"test set is another one; restore them{anew}")
+                           f"{scored.text(then)}: model.safetensors, steps.json or evaluation.json is damaged or was edited, or "
+                           f"the test set is another one; restore them{anew}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -27,8 +27,13 @@ class Meaning(NamedTuple):
 
     @property
     def label(self) -> str:
-        """The name with its unit, for the head of a column or an axis: "mae (°C)"."""
+        """The name with its unit, for an axis: "mae (°C)"."""
         return f"{self.name} ({self.unit})" if self.unit else self.name
+
+    @property
+    def head(self) -> str:
+        """The head of a column of numbers: as `label`, but percent goes without saying."""
+        return self.name if self.unit == "%" else self.label
 
     def text(self, value: float) -> str:
         """Write a value: percent with two digits, anything else with four that count."""
@@ -53,6 +58,12 @@ def meaning_in(record: Mapping[str, Any]) -> Meaning:
     return Meaning(record["metric"], record.get("better"), record.get("unit", ""))
 
 
+def metric_column(metrics: Iterable[Meaning | None]) -> str:
+    """Name the column of a CSV: "metric" for accuracy and for runs of several metrics, else "mae (°C)"."""
+    known = {metric for metric in metrics if metric is not None}
+    return known.pop().label if len(known) == 1 and known != {ACCURACY} else "metric"
+
+
 @dataclass(frozen=True)
 class Metric:
     """A function (outputs, targets) → one value per example, of which the mean over the test set is reported."""
@@ -67,7 +78,7 @@ class Metric:
 
     def __post_init__(self) -> None:
         if not callable(self.function) or not isinstance(self.name, str) or not isinstance(self.unit, str):
-            raise ConfigError("Metric: give a function (outputs, targets) → one value per example, then name and unit as text")
+            raise ConfigError("Metric: give a function (outputs, targets) → one value per example; name and unit are text")
         if self.better not in (None, "lower", "higher"):
             raise ConfigError(f"Metric: better is {self.better!r}: use 'lower' or 'higher'")
         object.__setattr__(self, "name", self.name or getattr(self.function, "__name__", "metric"))
@@ -94,7 +105,7 @@ def per_example(function: PerExample, what: str, outputs: Tensor, targets: Tenso
     except (AnybitError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise ConfigError(f"{name} fails on {shapes} ({type(error).__name__}: {_first_line(error)}): choose or write one that "
+        raise ConfigError(f"{name} fails on {shapes} ({type(error).__name__}: {_first_line(error)}): use one that "
                           "takes them") from error
     if not isinstance(values, Tensor):
         raise ConfigError(f"{name} returned a {type(values).__name__}: return a tensor with one value per example")
@@ -117,8 +128,8 @@ def check_alone(function: PerExample, what: str, outputs: Tensor, targets: Tenso
     alone = torch.cat([per_example(function, what, outputs[i:i + 1], targets[i:i + 1]) for i in range(len(targets))])
     if not torch.allclose(together.double(), alone.double(), rtol=1e-3, atol=1e-5, equal_nan=True):
         raise ConfigError(f"{what} '{meaning(function).name}' gives an example another value when others are beside it, for "
-                          f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: compute each "
-                          "value from its own row, and give both one shape, e.g. outputs.squeeze(1)")
+                          f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}: compute "
+                          "each value from its own row, and give both one shape, e.g. outputs.squeeze(1)")
 
 
 def _first_line(error: Exception) -> str:
@@ -143,8 +154,8 @@ def _mean(values: Tensor) -> Tensor:
 def _labels(outputs: Tensor, targets: Tensor, metric: str) -> None:
     if not _labelled(outputs, targets):
         raise ConfigError(f"{metric} needs scores (N, C, …) of classes and whole-number labels (N, …), not outputs of shape "
-                          f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} ({targets.dtype}): use metric "
-                          "'mae', or one of your own")
+                          f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} ({targets.dtype}): use "
+                          "metric 'mae', or one of your own")
 
 
 def _same_shape(outputs: Tensor, targets: Tensor, name: str) -> tuple[Tensor, Tensor]:

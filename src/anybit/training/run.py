@@ -13,6 +13,7 @@ from torch import nn
 from anybit.config import OBJECT, Config
 from anybit.engines.ranks import own_device
 from anybit.errors import ModelError, RunError
+from anybit.federated.metrics import Meaning, meaning_in
 from anybit.federated.variants import StepRule
 from anybit.quant.grid import Width
 from anybit.quant.modules import Kind
@@ -48,6 +49,11 @@ class Run:
         """All widths × step rules, as at the end of the run."""
         return self.folder.evaluation()
 
+    @property
+    def metric(self) -> Meaning:
+        """The metric's name, direction and unit."""
+        return meaning_in(self.evaluation)
+
     def task(self) -> Task:
         """Rebuild the objects that the run's config names, with the split that was saved."""
         check_named(self.folder, self.config)
@@ -79,9 +85,9 @@ class Run:
         return newest.table(w)
 
     def loss_to_own(self, metrics: Mapping[str, float]) -> tuple[str, float] | None:
-        """Return (width, metric at the run's own step sizes − the one given), where it is largest; none: nothing is lost."""
-        own = self.evaluation["grid"][self.evaluation["own"]]
-        lost = {width: own[width]["metric"] - metric for width, metric in metrics.items() if width in own}
+        """Return (width, by how much the metric is worse than at the run's own step sizes) where it is worst; none: nowhere."""
+        own, better = self.evaluation["grid"][self.evaluation["own"]], self.metric
+        lost = {width: better.lost(own[width]["metric"], metric) for width, metric in metrics.items() if width in own}
         worst = max(lost, key=lambda width: lost[width], default=None)
         return (worst, lost[worst]) if worst is not None and lost[worst] > 0 else None
 
