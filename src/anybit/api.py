@@ -94,8 +94,7 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         "variant": Component(OBJECT, {"is": variant.name}), "rounds": rounds, "cohort": cohort, "sampling": sampling,
         "seed": seed, "weighting": weighting, "client": client, "server": server, "sites": sites, "ranges": ranges,
         "evaluation": evaluation, "loss": meaning(task.loss).name, "metric": meaning(task.metric).name, "engine": engine,
-        "device": device, "compute": compute,
-        "checkpoint_every": checkpoint_every}))
+        "device": device, "compute": compute, "checkpoint_every": checkpoint_every}))
     if resume and path is None:
         raise ConfigError("resume=True needs path=…: the folder of the run that goes on")
     opened = open_run(None if path is None else Path(path), config, lambda stored: task, resume=resume)

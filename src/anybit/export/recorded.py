@@ -42,6 +42,6 @@ def check_recorded(subject: Subject, run: Run, widths: Iterable[Width]) -> None:
         if not abs(now - then) <= allowed and (math.isfinite(now) or math.isfinite(then)):
             path, kept = run.folder.path, run.folder.checkpoints()
             anew = f", or delete all three, and 'anybit resume {path}' makes them anew from {kept[-1].name}" if kept else ""
-            raise RunError(f"{path}: at {width} its {scored.name} is {scored.text(now)}, but evaluation.json says "
-                           f"{scored.text(then)}: model.safetensors, steps.json or evaluation.json is damaged or was edited, or "
-                           f"the test set is another one; restore them{anew}")
+            raise RunError(f"{path}: at {width} its {scored.name} is {scored.text(now)}, but evaluation.json "
+                           f"says {scored.text(then)}: model.safetensors, steps.json or evaluation.json is damaged or was "
+                           f"edited, or the test set is another one; restore them{anew}")

@@ -224,6 +224,11 @@ METRICS: dict[str, PerExample] = {metric.name: metric for metric in (
     Metric(cross_entropy, "cross_entropy", "lower", "nats"))}
 
 
+def named(name: str) -> Meaning:
+    """Describe a metric of which only the name is known."""
+    return meaning(METRICS[name]) if name in METRICS else Meaning(name, None, "")
+
+
 def default_metric(loss: PerExample, outputs: Tensor, targets: Tensor) -> PerExample:
     """Return accuracy where a model classifies, else the loss itself, of which less is better."""
     return accuracy if classifies(outputs, targets) else Metric(loss, better="lower")

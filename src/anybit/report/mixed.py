@@ -34,7 +34,8 @@ def _heat_map(run: RunRecord, number: int) -> Plot:
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             # White on the full colours and black on the pale ones, in either theme of the page.
-            axes.text(column + 0.5, row + 0.5, f"{value:.1f}" if score.unit == "%" else f"{value:.3g}", ha="center", va="center", fontsize=7.5,
+            text = f"{value:.1f}" if score.unit == "%" else f"{value:.3g}"
+            axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7.5,
                       color="#fefefe" if value > low + 0.6 * spread else "#101010")
     axes.set_xticks(np.arange(len(activations)) + 0.5, [f"A{a}" for a in activations])
     axes.set_yticks(np.arange(len(weights)) + 0.5, [f"W{w}" for w in weights])

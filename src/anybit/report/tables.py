@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from anybit.config.compare import compared
-from anybit.federated.metrics import ACCURACY, Meaning, metric_column
+from anybit.federated.metrics import ACCURACY, Meaning, metric_column, named
 from anybit.files.sheets import as_csv
 from anybit.quant.grid import FLOAT, Width
 from anybit.training.reading import RunRecord
@@ -61,9 +61,10 @@ class Table:
 def shared_metric(runs: Sequence[RunRecord]) -> Meaning | None:
     """Return the metric by which the runs are compared; None if they have different ones.
 
-    An unfinished run does not know its metric's name and goes with the others; accuracy is the default.
+    An unfinished run goes with the others; where none is finished, the names in their configs tell.
     """
-    known = {run.metric for run in runs if run.metric is not None} or {ACCURACY}
+    known = {run.metric for run in runs if run.metric is not None} or {
+        named(str(run.config.get("metric", ACCURACY.name))) for run in runs}
     return known.pop() if len(known) == 1 else None
 
 
@@ -82,7 +83,8 @@ def grid_table(run: RunRecord, key: Score = "metric") -> Table:
 
 def grid_csv(runs: Sequence[RunRecord]) -> str:
     """Write all evaluations, one line per run, step rule and width."""
-    lines: list[Sequence[object]] = [("run", "variant", "steps", "width", "loss", metric_column([run.metric for run in runs]))]
+    metric = metric_column(run.metric for run in runs)
+    lines: list[Sequence[object]] = [("run", "variant", "steps", "width", "loss", metric)]
     for run in runs:
         for rule, scores in run.grid.items():
             lines += [(run.name, run.variant, rule, width, scores[width].get("loss"), scores[width].get("metric"))

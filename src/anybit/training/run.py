@@ -85,7 +85,7 @@ class Run:
         return newest.table(w)
 
     def loss_to_own(self, metrics: Mapping[str, float]) -> tuple[str, float] | None:
-        """Return (width, by how much the metric is worse than at the run's own step sizes) where it is worst; none: nowhere."""
+        """Return (width, how much worse the metric is than at the run's own step sizes), the worst; none: none is."""
         own, better = self.evaluation["grid"][self.evaluation["own"]], self.metric
         lost = {width: better.lost(own[width]["metric"], metric) for width, metric in metrics.items() if width in own}
         worst = max(lost, key=lambda width: lost[width], default=None)
