@@ -25,7 +25,7 @@ from anybit.config import (
     EvaluationOptions,
     RangeOptions,
 )
-from anybit.data.examples import Data, Examples, Pipeline, as_examples
+from anybit.data.examples import Data, Examples, Pipeline, as_examples, check_pairs
 from anybit.errors import ConfigError, DataError, Interrupted
 from anybit.federated.metrics import PerExample, cross_entropy, meaning
 from anybit.federated.sampling import SamplingOptions
@@ -38,6 +38,7 @@ from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions
 from anybit.training.build import loss_and_metric
 from anybit.training.callbacks import EachRound
+from anybit.training.checks import check_outputs
 from anybit.training.course import Callback, Progress, Watch
 from anybit.training.evaluation import Evaluator, Score
 from anybit.training.loop import Simulation, begin, train
@@ -77,6 +78,10 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
     variant = variant or mqat()
     if not isinstance(model, nn.Module) or not isinstance(variant, Variant):
         raise ConfigError("model must be a torch.nn.Module, and variant a Variant: anybit.mqat(), anybit.baseline(), …")
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"pipeline is a {type(pipeline).__name__}: give an anybit.Pipeline, or change the inputs before")
+    _check_followers(on_round, callbacks)
+    check_pairs(clients)
     parts = [as_examples(*_pair(arrays, f"client {i}"), f"client {i}") for i, arrays in enumerate(clients)]
     if not parts:
         raise DataError("clients is empty: give one (inputs, targets) pair per client")
@@ -113,6 +118,15 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
     return _fitted(opened.computation.task, opened.config, trained)
 
 
+def _check_followers(on_round: Any, callbacks: Any) -> None:
+    if on_round is not None and not callable(on_round):
+        raise ConfigError(f"on_round is a {type(on_round).__name__}: give a function of an anybit.Progress")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ConfigError(f"callbacks holds a {type(callback).__name__}: derive it from anybit.Callback, or pass a "
+                              "function as on_round")
+
+
 def _pair(arrays: Any, what: str) -> Arrays:
     if not isinstance(arrays, list | tuple) or len(arrays) != 2:
         raise DataError(f"{what} is a {type(arrays).__name__}: give a pair (inputs, targets)")
@@ -144,8 +158,9 @@ class Fitted:
         """
         from anybit.export.fitted import export_fitted
 
-        return export_fitted(self.model, self.steps, self.task, self.config, Path(out),
-                             [Width.parse(width) for width in widths], runtime)
+        if runtime not in ("onnx", "executorch", "archive"):
+            raise ConfigError(f"runtime {runtime!r}: use 'onnx', 'executorch' or 'archive'")
+        return export_fitted(self.model, self.steps, self.task, self.config, Path(out), Width.parse_all(widths), runtime)
 
 
 def _fitted(task: Task, config: Config, trained: Trained) -> Fitted:
@@ -164,16 +179,22 @@ def evaluate(model: nn.Module, test: Arrays, widths: Sequence[str] = ("FP32", "W
     steps: the step rule (after training), or "table" with a `table` of your own · calibration: training inputs on which
     activation ranges are measured, needed for widths that quantize activations.
     """
-    wanted = [Width.parse(w) for w in widths]
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model must be a torch.nn.Module, and is a {type(model).__name__}")
+    wanted = Width.parse_all(widths)
     if steps not in ("mse", "minmax", "cover", "table") or (steps == "table") != (table is not None):
         raise ConfigError("steps: use 'mse', 'minmax' or 'cover', or 'table' together with table=…")
+    if table is not None and not isinstance(table, StepTable):
+        raise ConfigError(f"table is a {type(table).__name__}: give a StepTable, such as the steps of what fit returned")
     if calibration is None and any(w.activations != FLOAT for w in wanted) and table is None:
         raise DataError("widths with quantized activations need calibration=…: training inputs to measure ranges on")
-    examples = as_examples(*test, "test data")
+    examples = as_examples(*_pair(test, "test"), "test data")
     seen = examples.x[:1] if calibration is None else as_examples(calibration, np.zeros(len(calibration)), "calibration").x
     data = Data(examples, examples, pipeline)
-    evaluator = Evaluator(model, baseline(), sites, ranges, EvaluationOptions(), data, pipeline(seen),
-                          *loss_and_metric(loss, metric, model, data))
+    functions = loss_and_metric(loss, metric, model, data)
+    for inputs in (examples.x, seen):
+        check_outputs(model, sites, pipeline(inputs[:1]), examples if functions[0] is cross_entropy else None)
+    evaluator = Evaluator(model, baseline(), sites, ranges, EvaluationOptions(), data, pipeline(seen), *functions)
     w = trainable_weights(model)
     if table is None:
         table = evaluator.finder(w, StepTable({})).table(steps, "W" if calibration is None else "WA")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from anybit.data.pipeline import Pipeline as Pipeline
-from anybit.errors import DataError
+from anybit.errors import DataError, printable
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def channel_statistics(x: Tensor) -> Pipeline:
 
 def as_examples(x: Any, y: Any, what: str) -> Examples:
     """Make examples of arrays or tensors; raise for unequal lengths, no examples, NaN or infinity."""
-    x, y = (torch.as_tensor(np.asarray(v) if not isinstance(v, Tensor) else v) for v in (x, y))
+    x, y = _tensor(x, f"{what}: the inputs"), _tensor(y, f"{what}: the targets")
     if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
         raise DataError(f"{what}: {tuple(x.shape)} inputs and {tuple(y.shape)} targets do not have the same length")
     if not len(x):
@@ -69,6 +70,25 @@ def as_examples(x: Any, y: Any, what: str) -> Examples:
             raise DataError(f"{what}: the {name} of example {bad} hold NaN or infinity")
     x = x.to(torch.float32) if x.is_floating_point() else x
     return Examples(x, y.to(torch.float32) if y.is_floating_point() else y.to(torch.int64))
+
+
+def _tensor(values: Any, what: str) -> Tensor:
+    """Make a tensor of real numbers, or say what the values are instead."""
+    try:
+        tensor = values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+    except (TypeError, ValueError, RuntimeError):
+        first = np.asarray(values, dtype=object).reshape(-1)[:1].tolist()
+        fix = "number the classes 0, 1, …" if first and isinstance(first[0], str) else "give one array, padded to one shape"
+        raise DataError(f"{what} are not an array of numbers, but {printable(repr(first))[:40]}…: {fix}") from None
+    if tensor.is_complex():
+        raise DataError(f"{what} are complex numbers: give real ones, e.g. real and imaginary part as two channels")
+    return tensor
+
+
+def check_pairs(clients: Any) -> None:
+    """Raise unless `clients` lists clients: one loader, data set or array would make each batch or row a client."""
+    if isinstance(clients, DataLoader | Dataset | Tensor | np.ndarray | Mapping) or not isinstance(clients, Iterable):
+        raise DataError(f"clients is a {type(clients).__name__}: give a list with one (inputs, targets) pair per client")
 
 
 def check_labels(examples: Examples, outputs: Sequence[int], what: str) -> None:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import copy
 import random
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from anybit.config import Config
-from anybit.data.examples import check_labels, check_split
+from anybit.data.examples import Examples, check_labels, check_split
 from anybit.errors import AnybitWarning, ConfigError, ModelError
 from anybit.federated.metrics import check_alone, cross_entropy
 from anybit.federated.sampling import check_cohort
 from anybit.federated.state import trainable_weights
 from anybit.federated.variants import Variant
 from anybit.quant.calibrate import activation_ranges
-from anybit.quant.sites import prepare
+from anybit.quant.sites import SiteOptions, prepare
 from anybit.training.task import Task
 
 _FEW = 4
@@ -41,24 +43,40 @@ def check_model(task: Task, config: Config) -> None:
     """Pass a few examples through the model, and look at the labels and at what loss and metric make of the outputs."""
     model, data = task.model, task.data
     one = data.pipeline(data.train.x[:1])
-    try:
+    with _taking(one):
         check_repeatable(model, config, one)
         activation_ranges(model, config.sites, trainable_weights(model), one)
-        outputs = _outputs(model, config, one)
-    except RuntimeError as error:
-        raise ModelError(f"the model does not take inputs of shape {tuple(one.shape)} "
-                         f"({str(error).splitlines()[0]})") from error
+        outputs = _outputs(model, config.sites, one)
     if task.loss is cross_entropy:
         check_labels(data.train, outputs.shape, "training data")
         check_labels(data.test, outputs.shape, "test data")
     check_functions(task, config)
 
 
+def check_outputs(model: nn.Module, sites: SiteOptions, one: Tensor, labelled: Examples | None) -> None:
+    """Pass one example through the model, and look at the labels if the loss needs some."""
+    with _taking(one):
+        outputs = _outputs(model, sites, one)
+    if labelled is not None:
+        check_labels(labelled, outputs.shape, "test data")
+
+
+@contextmanager
+def _taking(inputs: Tensor) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise ModelError(f"the model does not take inputs of shape {tuple(inputs.shape)} "
+                         f"({str(error).splitlines()[0]})") from error
+
+
 def check_functions(task: Task, config: Config) -> None:
     """Raise unless loss and metric give one value per example, of that example alone."""
     for examples, what, function in ((task.data.train, "loss", task.loss), (task.data.test, "metric", task.metric)):
         few = torch.linspace(0, len(examples) - 1, min(_FEW, len(examples))).long().to(examples.y.device)
-        outputs = _outputs(task.model, config, task.data.pipeline(examples.x[few]))
+        inputs = task.data.pipeline(examples.x[few])
+        with _taking(inputs):
+            outputs = _outputs(task.model, config.sites, inputs)
         if len(outputs) != len(few):
             raise ModelError(f"the model gives outputs of shape {tuple(outputs.shape)} for {len(few)} examples: the first "
                              "dimension must be the example")
@@ -66,8 +84,8 @@ def check_functions(task: Task, config: Config) -> None:
 
 
 @torch.no_grad()
-def _outputs(model: nn.Module, config: Config, inputs: Tensor) -> Tensor:
-    outputs: Tensor = prepare(model, options=config.sites).eval()(inputs)
+def _outputs(model: nn.Module, sites: SiteOptions, inputs: Tensor) -> Tensor:
+    outputs: Tensor = prepare(model, options=sites).eval()(inputs)
     return outputs
 
 

@@ -37,6 +37,8 @@ class Run:
     def load(path: str | Path, model: nn.Module | None = None, trusted: Collection[str] = ()) -> Run:
         """Open a run. `model` is needed only if the run was trained from a Python object; code outside anybit is
         imported only from `trusted` modules."""
+        if not isinstance(path, str | Path):
+            raise RunError(f"the path of a run is a {type(path).__name__}: give its folder")
         folder = RunFolder.open(Path(path))
         return Run(folder, folder.stored_config(), model, trusted)
 
