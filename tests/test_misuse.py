@@ -78,6 +78,8 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     ("a label below zero", lambda: fit(test=(X, Y - 1)), "has label -1"),
     ("numbers for labels", lambda: fit(clients=[(X, Y + 0.5)] * 2), "pass your own loss"),
     ("clients of two shapes", lambda: fit(clients=[(X, Y), (X[:, :3], Y)]), "do not fit together"),
+    ("bytes and floats", lambda: fit(clients=[(X, Y), (X.astype(np.uint8), Y)]), "give all of them one type"),
+    ("a test set in bytes", lambda: fit(test=(X.astype(np.uint8), Y)), "test data has inputs of type torch.uint8"),
     ("test is a data set", lambda: fit(test=DATASET), "give a pair (inputs, targets)"),
     ("no test", lambda: fit(test=None), "give a pair (inputs, targets)"),
     # settings

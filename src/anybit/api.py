@@ -25,7 +25,7 @@ from anybit.config import (
     EvaluationOptions,
     RangeOptions,
 )
-from anybit.data.examples import Data, Examples, Pipeline, as_examples, check_pairs
+from anybit.data.examples import Data, Examples, Pipeline, as_examples, check_one_type, check_pairs
 from anybit.errors import ConfigError, DataError, Interrupted
 from anybit.federated.metrics import PerExample, cross_entropy, meaning
 from anybit.federated.sampling import SamplingOptions
@@ -85,13 +85,15 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
     parts = [as_examples(*_pair(arrays, f"client {i}"), f"client {i}") for i, arrays in enumerate(clients)]
     if not parts:
         raise DataError("clients is empty: give one (inputs, targets) pair per client")
+    held_out = as_examples(*_pair(test, "test"), "test data")
+    check_one_type(parts, held_out)
     ends = np.cumsum([len(part) for part in parts])
     split = np.split(np.arange(ends[-1]), ends[:-1])
     try:
         together = Examples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
     except RuntimeError as error:
         raise DataError(f"the clients' arrays do not fit together ({str(error).splitlines()[0]})") from None
-    data = Data(together, as_examples(*_pair(test, "test"), "test data"), pipeline)
+    data = Data(together, held_out, pipeline)
     model = copy.deepcopy(model)
     task = Task(model, variant, data, split, *loss_and_metric(loss, metric, model, data))
     config: Config = read(Config, plain({

@@ -91,6 +91,16 @@ def check_pairs(clients: Any) -> None:
         raise DataError(f"clients is a {type(clients).__name__}: give a list with one (inputs, targets) pair per client")
 
 
+def check_one_type(parts: Sequence[Examples], test: Examples) -> None:
+    """Raise where some inputs are uint8, which the pipeline scales to [0, 1], and others are numbers that it does not."""
+    first = parts[0].x.dtype
+    for number, part in enumerate((*parts, test)):
+        if part.x.dtype != first:
+            what = f"client {number}" if number < len(parts) else "test data"
+            raise DataError(f"{what} has inputs of type {part.x.dtype}, and client 0 of {first}: bytes are scaled to [0, 1], "
+                            "other numbers are not: give all of them one type")
+
+
 def check_labels(examples: Examples, outputs: Sequence[int], what: str) -> None:
     """Raise unless the labels are 0 … C − 1 for outputs of shape (N, C, …): one per example, pixel or token."""
     if examples.y.is_floating_point() or len(outputs) < 2 or examples.y.shape[1:] != tuple(outputs[2:]):

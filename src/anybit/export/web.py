@@ -37,6 +37,8 @@ def write_web(exporter: Exporter, artifacts: Sequence[Artifact]) -> Path:
     if data.test.x.dim() != 4 or exporter.subject.images.shape[1] not in (1, 3):
         raise ConfigError("--web draws images of 1 or 3 channels, but the inputs have shape "
                           f"{tuple(exporter.subject.images.shape[1:])}")
+    if data.test.y.is_floating_point() or data.test.y.dim() != 1:
+        raise ConfigError("--web shows the class of an image, but the targets are no labels: leave it out")
     folder, runtime = own_folder(exporter.folder / "web"), fetch_runtime()
     with writing(folder, WHERE):
         own_folder(folder / "ort").mkdir(parents=True, exist_ok=True)
