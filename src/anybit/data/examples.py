@@ -97,8 +97,8 @@ def check_one_type(parts: Sequence[Examples], test: Examples) -> None:
     for number, part in enumerate((*parts, test)):
         if part.x.dtype != first:
             what = f"client {number}" if number < len(parts) else "test data"
-            raise DataError(f"{what} has inputs of type {part.x.dtype}, and client 0 of {first}: bytes are scaled to [0, 1], "
-                            "other numbers are not: give all of them one type")
+            raise DataError(f"{what} has inputs of type {part.x.dtype}, and client 0 of {first}: bytes are scaled to "
+                            "[0, 1], other numbers are not: give all of them one type")
 
 
 def check_labels(examples: Examples, outputs: Sequence[int], what: str) -> None:
