@@ -131,9 +131,9 @@ def test_arrays_become_inputs(given: Any, found: dict[str, Any]) -> None:
     ({"a": np.zeros(3), "b": np.array([1, np.nan, 2])}, [0, 1, 2], "the 'b' of example 1 hold NaN"),
     ({"mask": np.ones((3, 2), np.uint8)}, [0, 1, 2], "'mask' is uint8 .* pixels or whole numbers"),
     ({}, [0], "a name and an array"),
-    (np.zeros((3, 2)), ["a", "b", "c"], "the targets are no array of numbers"),
-    (np.zeros((3, 2)), {"a": 1}, "the targets are no array of numbers"),
-    ([[1, 2], [3]], [0, 1], "the inputs are no array of numbers")])
+    (np.zeros((3, 2)), ["a", "b", "c"], "the targets are not an array of numbers"),
+    (np.zeros((3, 2)), {"a": 1}, "the targets are not an array of numbers"),
+    ([[1, 2], [3]], [0, 1], "the inputs are not an array of numbers")])
 def test_what_cannot_be_inputs_is_said_in_one_line(x: Any, y: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         as_examples(x, y, "data")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import anybit
 from anybit.errors import ConfigError, DataError, ModelError
-from anybit.federated.objective import accuracy, cross_entropy
+from anybit.federated.metrics import accuracy, cross_entropy
 from anybit.inputs import selected
 
 A, B = torch.zeros(1), torch.ones(1)

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from anybit.api import Fitted, evaluate, fit
     from anybit.config import ClientOptions, ComputeOptions, Config, EvaluationOptions, RangeOptions
     from anybit.data.examples import Pipeline
-    from anybit.errors import AnybitError
+    from anybit.errors import AnybitError, AnybitWarning
+    from anybit.federated.metrics import Metric, accuracy
     from anybit.federated.sampling import SamplingOptions
     from anybit.federated.server import ServerOptions
     from anybit.federated.variants import (
@@ -39,7 +40,8 @@ _HOME = {
     "anybit.api": ("Fitted", "evaluate", "fit"),
     "anybit.config": ("ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "RangeOptions"),
     "anybit.data.examples": ("Pipeline",),
-    "anybit.errors": ("AnybitError",),
+    "anybit.errors": ("AnybitError", "AnybitWarning"),
+    "anybit.federated.metrics": ("Metric", "accuracy"),
     "anybit.federated.sampling": ("SamplingOptions",),
     "anybit.federated.server": ("ServerOptions",),
     "anybit.quant.grid": ("Width",),
@@ -54,10 +56,10 @@ _HOME = {
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "AnybitError", "Callback", "ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "Fitted", "Pipeline",
-    "Progress", "RangeOptions", "Run", "SamplingOptions", "Score", "ServerOptions", "SiteOptions", "StepTable", "Variant",
-    "Width", "apqn", "baseline", "carousel", "cycled_widths", "dealt_width", "evaluate", "fit", "fixed_width", "kure",
-    "mqat", "prepare", "qat", "replace_batchnorm", "sampled_width",
+    "AnybitError", "AnybitWarning", "Callback", "ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "Fitted",
+    "Metric", "Pipeline", "Progress", "RangeOptions", "Run", "SamplingOptions", "Score", "ServerOptions", "SiteOptions",
+    "StepTable", "Variant", "Width", "accuracy", "apqn", "baseline", "carousel", "cycled_widths", "dealt_width", "evaluate",
+    "fit", "fixed_width", "kure", "mqat", "prepare", "qat", "replace_batchnorm", "sampled_width",
 ]
 
 

@@ -25,9 +25,9 @@ from anybit.config import (
     EvaluationOptions,
     RangeOptions,
 )
-from anybit.data.examples import Data, Pipeline, as_examples, as_inputs, check_alike, joined
+from anybit.data.examples import Data, Pipeline, as_examples, as_inputs, check_alike, check_pairs, joined
 from anybit.errors import ConfigError, DataError, Interrupted
-from anybit.federated.objective import PerExample, accuracy, cross_entropy
+from anybit.federated.metrics import PerExample, cross_entropy, meaning
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
 from anybit.federated.state import trainable_weights
@@ -37,7 +37,9 @@ from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions
 from anybit.tensors import picked
+from anybit.training.build import loss_and_metric
 from anybit.training.callbacks import EachRound
+from anybit.training.checks import check_outputs
 from anybit.training.course import Callback, Progress, Watch
 from anybit.training.evaluation import Evaluator, Score
 from anybit.training.loop import Simulation, begin, train
@@ -59,7 +61,7 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         client: ClientOptions = ClientOptions(), server: ServerOptions = ServerOptions(),
         sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(),
         evaluation: EvaluationOptions = EvaluationOptions(), pipeline: Pipeline = Pipeline(),
-        loss: PerExample = cross_entropy, metric: PerExample = accuracy, output: str | int | None = None,
+        loss: PerExample | str = cross_entropy, metric: PerExample | str | None = None, output: str | int | None = None,
         engine: EngineName = "auto", device: str = "auto", compute: ComputeOptions = ComputeOptions(),
         checkpoint_every: int = Config.checkpoint_every,
         path: str | Path | None = None, resume: bool = False,
@@ -70,26 +72,34 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
     clients train, `mqat()` if not given · output: the key or position of the model's output, where it returns several; none:
     "logits", or the only tensor · path: a folder to keep the run in; with `resume` an interrupted run there
     goes on, and where there is none yet, it starts; Ctrl-C ends such a run after its round, with a checkpoint · on_round:
-    called after every round; callbacks: the same with more to hear, and to see. The model is not changed; the result holds
-    the trained copy.
+    called after every round; callbacks: the same with more to hear, and to see · loss, metric: functions of (outputs,
+    targets) that return one value per example, or names ("mse"); without a metric it is accuracy for scores of classes with
+    whole-number labels, and else the loss itself; an `anybit.Metric` says its unit and which direction is better. The
+    model is not changed; the result holds the trained copy.
     """
     variant = variant or mqat()
     if not isinstance(model, nn.Module) or not isinstance(variant, Variant):
         raise ConfigError("model must be a torch.nn.Module, and variant a Variant: anybit.mqat(), anybit.baseline(), …")
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"pipeline is a {type(pipeline).__name__}: give an anybit.Pipeline, or change the inputs before")
+    _check_followers(on_round, callbacks)
+    check_pairs(clients)
     parts = [as_examples(*_pair(arrays, f"client {i}"), f"client {i}") for i, arrays in enumerate(clients)]
     if not parts:
         raise DataError("clients is empty: give one (inputs, targets) pair per client")
+    held_out = as_examples(*_pair(test, "test"), "test data")
     ends = np.cumsum([len(part) for part in parts])
     split = np.split(np.arange(ends[-1]), ends[:-1])
-    data = Data(joined(parts), as_examples(*_pair(test, "test"), "test data"), pipeline)
+    data = Data(joined(parts), held_out, pipeline)
     check_alike(data.test, data.train, "test data", "the clients")
-    task = Task(copy.deepcopy(model), variant, data, split, loss, metric, output)
+    model = copy.deepcopy(model)
+    task = Task(model, variant, data, split, *loss_and_metric(loss, metric, model, data, output), output)
     config: Config = read(Config, plain({
         "data": Component(OBJECT), "split": Component(OBJECT), "model": Component(OBJECT),
         "variant": Component(OBJECT, {"is": variant.name}), "rounds": rounds, "cohort": cohort, "sampling": sampling,
         "seed": seed, "weighting": weighting, "client": client, "server": server, "sites": sites, "ranges": ranges,
-        "output": output, "evaluation": evaluation, "engine": engine, "device": device, "compute": compute,
-        "checkpoint_every": checkpoint_every}))
+        "evaluation": evaluation, "loss": meaning(task.loss).name, "metric": meaning(task.metric).name, "output": output,
+        "engine": engine, "device": device, "compute": compute, "checkpoint_every": checkpoint_every}))
     if resume and path is None:
         raise ConfigError("resume=True needs path=…: the folder of the run that goes on")
     opened = open_run(None if path is None else Path(path), config, lambda stored: task, resume=resume)
@@ -106,6 +116,15 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
             raise KeyboardInterrupt(f"stopped after round {training.round} of {rounds}; fit(…, path={str(path)!r}, "
                                     "resume=True) goes on from there") from None
     return _fitted(opened.computation.task, opened.config, trained)
+
+
+def _check_followers(on_round: Any, callbacks: Any) -> None:
+    if on_round is not None and not callable(on_round):
+        raise ConfigError(f"on_round is a {type(on_round).__name__}: give a function of an anybit.Progress")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise ConfigError(f"callbacks holds a {type(callback).__name__}: derive it from anybit.Callback, or pass a "
+                              "function as on_round")
 
 
 def _pair(arrays: Any, what: str) -> Arrays:
@@ -139,8 +158,9 @@ class Fitted:
         """
         from anybit.export.fitted import export_fitted
 
-        return export_fitted(self.model, self.steps, self.task, self.config, Path(out),
-                             [Width.parse(width) for width in widths], runtime)
+        if runtime not in ("onnx", "executorch", "archive"):
+            raise ConfigError(f"runtime {runtime!r}: use 'onnx', 'executorch' or 'archive'")
+        return export_fitted(self.model, self.steps, self.task, self.config, Path(out), Width.parse_all(widths), runtime)
 
 
 def _fitted(task: Task, config: Config, trained: Trained) -> Fitted:
@@ -153,22 +173,31 @@ def _fitted(task: Task, config: Config, trained: Trained) -> Fitted:
 def evaluate(model: nn.Module, test: Arrays, widths: Sequence[str] = ("FP32", "W8", "W6", "W4", "W3", "W2"), *,
              steps: StepRule = "mse", calibration: Any = None, table: StepTable | None = None,
              sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(), pipeline: Pipeline = Pipeline(),
-             loss: PerExample = cross_entropy, metric: PerExample = accuracy,
+             loss: PerExample | str = cross_entropy, metric: PerExample | str | None = None,
              output: str | int | None = None) -> dict[str, Score]:
     """Return {width: (loss, metric)} of any model, quantized to each width.
 
     steps: the step rule (after training), or "table" with a `table` of your own · calibration: training inputs on which
     activation ranges are measured, needed for widths that quantize activations · output: as in `fit`.
     """
-    wanted = [Width.parse(w) for w in widths]
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model must be a torch.nn.Module, and is a {type(model).__name__}")
+    wanted = Width.parse_all(widths)
     if steps not in ("mse", "minmax", "cover", "table") or (steps == "table") != (table is not None):
         raise ConfigError("steps: use 'mse', 'minmax' or 'cover', or 'table' together with table=…")
+    if table is not None and not isinstance(table, StepTable):
+        raise ConfigError(f"table is a {type(table).__name__}: give a StepTable, such as the steps of what fit returned")
     if calibration is None and any(w.activations != FLOAT for w in wanted) and table is None:
         raise DataError("widths with quantized activations need calibration=…: training inputs to measure ranges on")
     examples = as_examples(*_pair(test, "test"), "test data")
     seen = picked(examples.x, slice(1)) if calibration is None else as_inputs(calibration, "calibration")
-    evaluator = Evaluator(model, baseline(), sites, ranges, EvaluationOptions(), Data(examples, examples, pipeline),
-                          pipeline(seen), loss, metric, output=output)
+    data = Data(examples, examples, pipeline)
+    functions = loss_and_metric(loss, metric, model, data, output)
+    for inputs in (examples.x, seen):
+        one = pipeline(picked(inputs, slice(1)))
+        check_outputs(model, sites, one, output, examples if functions[0] is cross_entropy else None)
+    evaluator = Evaluator(model, baseline(), sites, ranges, EvaluationOptions(), data, pipeline(seen), *functions,
+                          output=output)
     w = trainable_weights(model)
     if table is None:
         table = evaluator.finder(w, StepTable({})).table(steps, "W" if calibration is None else "WA")

@@ -15,6 +15,10 @@ class AnybitError(Exception):
         return printable(super().__str__())
 
 
+class AnybitWarning(UserWarning):
+    """Something that works, and perhaps not as meant: one line, through Python's `warnings`."""
+
+
 class ConfigError(AnybitError):
     """Wrong recipe, override or argument."""
 

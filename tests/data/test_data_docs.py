@@ -13,14 +13,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 pytestmark = pytest.mark.filterwarnings("ignore:'click:DeprecationWarning")
 
 
-def block(language: str) -> str:
+def block(language: str, number: int = 1) -> str:
     found = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    assert len(found) == 1
-    return str(found[0])
+    assert len(found) == number
+    return "\n".join(found)
 
 
 def test_own_arrays(capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(block("python"), str(PAGE), "exec"), {})
+    exec(compile(block("python", 2), str(PAGE), "exec"), {})
     assert "W4" in capsys.readouterr().out
 
 

@@ -7,7 +7,7 @@ import torch
 from anybit.config import EvaluationOptions
 from anybit.data.examples import Data, Examples
 from anybit.export.subject import Subject
-from anybit.federated.objective import accuracy, cross_entropy
+from anybit.federated.metrics import accuracy, cross_entropy
 from anybit.federated.variants import mqat
 from anybit.training.evaluation import Evaluator
 from anybit.training.run import Run

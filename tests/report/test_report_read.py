@@ -14,7 +14,7 @@ Copied = Callable[[str, str], Path]
 
 def test_a_finished_run_is_read_whole(trained: Path) -> None:
     (run,) = read_runs([trained / "mqat"])
-    assert (run.name, run.variant, run.metric, run.own, run.sites) == ("mqat", "mqat", "accuracy", "table", "W")
+    assert (run.name, run.variant, run.metric.name, run.own, run.sites) == ("mqat", "mqat", "accuracy", "table", "W")
     assert run.finished
     assert run.rounds == len(run.metrics) == len(run.timing) == 3
     assert run.split_sizes == [12, 28]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from anybit.federated.metrics import Meaning
 from anybit.report.read import read_runs
 from anybit.report.tables import (
     accuracy_table,
@@ -28,10 +29,10 @@ def runs(trained: Path) -> list[RunRecord]:
     return read_runs([trained / name for name in ("baseline", "mqat", "qat", "stopped")])
 
 
-def edited(path: Path, metric: str, **scores: float) -> Path:
+def edited(path: Path, metric: str, meaning: dict[str, str | None] | None = None, **scores: float) -> Path:
     """A run with other scores at its own steps."""
     evaluation = json.loads((path / "evaluation.json").read_text())
-    evaluation["metric"] = metric
+    evaluation |= {"metric": metric, **(meaning or {})}
     for width, value in scores.items():
         evaluation["grid"][evaluation["own"]][width]["metric"] = value
     (path / "evaluation.json").write_text(json.dumps(evaluation))
@@ -72,21 +73,23 @@ def test_a_single_run_has_no_best(runs: list[RunRecord]) -> None:
     assert not any(any(row) for row in accuracy_table(runs[:1]).marks())
 
 
-def test_of_a_loss_like_metric_the_lowest_is_best(copied: Copied) -> None:
-    first = edited(copied("mqat", "first"), "squared_error", FP32=0.2)
-    second = edited(copied("mqat", "second"), "squared_error", FP32=0.1)
-    table = accuracy_table(read_runs([first, second]))
-    assert table.score == "squared_error"
-    assert table.as_json()["better"] == "lower"
-    assert table.rows[0].best == (False, True)
+@pytest.mark.parametrize(("better", "best"), [("lower", (False, True)), ("higher", (True, False)), (None, (False, False))])
+def test_the_best_follows_the_metrics_direction(copied: Copied, better: str | None, best: tuple[bool, bool]) -> None:
+    first = edited(copied("mqat", "first"), "squared_error", {"better": better, "unit": "°C²"}, FP32=0.2)
+    second = edited(copied("mqat", "second"), "squared_error", {"better": better, "unit": "°C²"}, FP32=0.1)
+    runs = read_runs([first, second])
+    table = accuracy_table(runs)
+    assert table.score.name == "squared_error"
+    assert table.as_json()["better"] == better
+    assert table.rows[0].best == best
+    assert grid_csv(runs).splitlines()[0].endswith("loss,squared_error (°C²)")
 
 
 def test_runs_with_different_metrics_are_compared_by_loss(copied: Copied, trained: Path) -> None:
     runs = read_runs([edited(copied("mqat", "other"), "f1"), trained / "mqat"])
     assert shared_metric(runs) is None
     table = accuracy_table(runs)
-    assert table.score == "loss"
-    assert table.lower_is_better
+    assert table.score == Meaning("loss", "lower", "")
     assert table.rows[0].values[0] == runs[0].scores["FP32"]["loss"]
 
 

@@ -107,11 +107,13 @@ def _options(opset: int, operands: str, exact: bool, web: bool, licence: str) ->
 def _print(artifacts: dict[tuple[str, Runtime], Artifact], devices: Fleet | None, costs: dict[str, Cost],
            report: dict[str, Any]) -> None:
     from anybit.export.report import artifact_rows, cost_rows, fleet_rows
+    from anybit.federated.metrics import meaning_in
 
-    print_table(*artifact_rows(list(artifacts.values()), report["metric"]))
+    metric = meaning_in(report)
+    print_table(*artifact_rows(list(artifacts.values()), metric))
     if devices is not None:
-        print_table(*fleet_rows(devices, artifacts, report["metric"]))
-        print_lines(f"expected over the fleet: {report['fleet']['expected']:.2f} {report['metric']}")
+        print_table(*fleet_rows(devices, artifacts, metric))
+        print_lines(f"expected over the fleet: {metric.text(report['fleet']['expected'])} {metric.head}")
     if costs:
         print_table(*cost_rows(costs))
     for artifact in artifacts.values():
@@ -120,6 +122,6 @@ def _print(artifacts: dict[tuple[str, Runtime], Artifact], devices: Fleet | None
         for layer, why in artifact.in_float.items():
             say(f"{artifact.width}: layer '{layer}' is computed in float: {why}")
         if artifact.warning:
-            say(f"warning: {artifact.warning}: its {report['metric']} is {artifact.verdict.artifact:.2f}, in full "
-                f"precision {report['full_precision']:.2f}")
+            say(f"warning: {artifact.warning}: its {metric.name} is {metric.text(artifact.verdict.artifact)}, in full "
+                f"precision {metric.text(report['full_precision'])}")
     say(f"step sizes: {report['steps']}")

@@ -63,10 +63,13 @@ def classes(path: RunPath, imports: Import = None, json: Json = False, debug: De
     from anybit.fleet.classes import device_classes
     from anybit.training.run import Run
 
-    result = device_classes(Run.load(path, trusted=imports or []))
-    print_result(json, {**asdict(result), "worst": result.worst.width, "spread": result.spread},
+    run = Run.load(path, trusted=imports or [])
+    result, metric = device_classes(run), run.metric
+    worst = result.worst
+    print_result(json, {**asdict(result), "worst": worst and worst.width, "spread": result.spread},
                  ["width", "devices", "test set", "own examples"],
-                 [[c.width, str(c.devices), f"{c.metric:.2f}", "" if c.on_devices is None else f"{c.on_devices:.2f}"]
+                 [[c.width, str(c.devices), metric.text(c.metric), "" if c.on_devices is None else metric.text(c.on_devices)]
                   for c in result.classes])
     if not json:
-        print_lines(f"worst class {result.worst.width}: {result.worst.metric:.2f}, spread {result.spread:.2f}")
+        print_lines((f"worst class {worst.width}: {metric.text(worst.metric)}, " if worst else "")
+                    + f"spread {metric.text(result.spread)}")

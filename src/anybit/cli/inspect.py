@@ -29,26 +29,27 @@ def evaluate(path: RunPath,
 
     rule = step_rule(steps)
     run = Run.load(path, trusted=imports or [])
-    bits, metric = run.config.evaluation.bits, run.evaluation["metric"]
+    bits, metric = run.config.evaluation.bits, run.metric
     if mixed:
         if width or steps:
             raise ConfigError("--mixed evaluates all widths at the run's own step sizes: leave out --width and --steps")
         run.mixed(lambda scores: print_result(
-            json, {name: score._asdict() for name, score in scores.items()}, [metric, *(f"A{a}" for a in bits)],
-            [[f"W{w}", *(f"{scores[str(Width(w, a))].metric:.2f}" for a in bits)] for w in bits]))
+            json, {name: score._asdict() for name, score in scores.items()}, [metric.head, *(f"A{a}" for a in bits)],
+            [[f"W{w}", *(metric.text(scores[str(Width(w, a))].metric) for a in bits)] for w in bits]))
         return
     widths = [Width.parse(text) for text in width] if width else [Width.of(run.evaluation["sites"], b) for b in bits]
     scores = run.evaluate([str(w) for w in widths], rule)
-    print_result(json, {name: score._asdict() for name, score in scores.items()}, ["width", "loss", metric],
-                 [[name, f"{score.loss:.4f}", f"{score.metric:.2f}"] for name, score in scores.items()])
+    print_result(json, {name: score._asdict() for name, score in scores.items()}, ["width", "loss", metric.head],
+                 [[name, f"{score.loss:.4f}", metric.text(score.metric)] for name, score in scores.items()])
     warn_of_steps(run, rule, {name: score.metric for name, score in scores.items()})
 
 
 def warn_of_steps(run: Run, rule: str | None, metrics: dict[str, float]) -> None:
     """Say what other step sizes than the run's own lose."""
-    own, metric = run.evaluation["own"], run.evaluation["metric"]
+    own, metric = run.evaluation["own"], run.metric
     if rule not in (None, own) and (lost := run.loss_to_own(metrics)):
-        say(f"warning: --steps {rule} loses {lost[1]:.2f} {metric} at {lost[0]} against the run's own step sizes ('{own}')")
+        say(f"warning: --steps {rule} loses {metric.text(lost[1])} {metric.head} at {lost[0]} "
+            f"against the run's own step sizes ('{own}')")
 
 
 def report(paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],

@@ -65,6 +65,7 @@ def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Js
 
 
 def _train(opened: OpenRun, reporter: Reporter, json: bool) -> None:
+    from anybit.federated.metrics import meaning_in
     from anybit.training.callbacks import EachRound
     from anybit.training.course import Watch
     from anybit.training.loop import Simulation, begin, train
@@ -83,9 +84,9 @@ def _train(opened: OpenRun, reporter: Reporter, json: bool) -> None:
         reporter.close()
     if not opened.computation.engine.leads:
         return
-    evaluation, scores = trained.evaluation, own_scores(trained.evaluation)
-    print_result(json, {"path": str(folder.path), **evaluation}, [evaluation["metric"], *scores],
-                 [[evaluation["variant"], *(f"{score['metric']:.2f}" for score in scores.values())]])
+    evaluation, scores, metric = trained.evaluation, own_scores(trained.evaluation), meaning_in(trained.evaluation)
+    print_result(json, {"path": str(folder.path), **evaluation}, [metric.head, *scores],
+                 [[evaluation["variant"], *(metric.text(score["metric"]) for score in scores.values())]])
     say(f"run: {folder.path}   report: anybit report {folder.path}")
 
 

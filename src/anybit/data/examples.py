@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from anybit.data.pipeline import Pipeline as Pipeline
-from anybit.errors import DataError
+from anybit.errors import DataError, printable
 from anybit.inputs import Inputs, described, device_of, leaves, length, mapped
 from anybit.tensors import moved
 
@@ -123,22 +124,34 @@ def _several(x: Any, examples: int | None) -> bool:
 
 
 def _tensor(values: Any, what: str) -> Tensor:
+    """Make a tensor of real numbers, or say what the values are instead."""
     try:
-        return torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{what} are no array of numbers ({str(error).splitlines()[0]})") from None
+        tensor = values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+    except (TypeError, ValueError, RuntimeError):
+        first = np.asarray(values, dtype=object).reshape(-1)[:1].tolist()
+        fix = "number the classes 0, 1, …" if first and isinstance(first[0], str) else "give one array, padded to one shape"
+        raise DataError(f"{what} are not an array of numbers, but {printable(repr(first))[:40]}…: {fix}") from None
+    if tensor.is_complex():
+        raise DataError(f"{what} are complex numbers: give real ones, e.g. real and imaginary part as two channels")
+    return tensor
 
 
 def _plain_type(x: Tensor) -> Tensor:
     if x.is_floating_point():
         return x.to(torch.float32)
-    return x if x.dtype in (torch.uint8, torch.bool) or x.is_complex() else x.to(torch.int64)
+    return x if x.dtype in (torch.uint8, torch.bool) else x.to(torch.int64)
 
 
 def _check_finite(values: Tensor, what: str) -> None:
     if values.is_floating_point() and not bool(torch.isfinite(values).all()):
         bad = int((~torch.isfinite(values)).nonzero()[0, 0])
         raise DataError(f"{what} of example {bad} hold NaN or infinity")
+
+
+def check_pairs(clients: Any) -> None:
+    """Raise unless `clients` lists clients: one loader, data set or array would make each batch or row a client."""
+    if isinstance(clients, DataLoader | Dataset | Tensor | np.ndarray | Mapping) or not isinstance(clients, Iterable):
+        raise DataError(f"clients is a {type(clients).__name__}: give a list with one (inputs, targets) pair per client")
 
 
 def joined(parts: Sequence[Examples]) -> Examples:
@@ -157,24 +170,25 @@ def joined(parts: Sequence[Examples]) -> Examples:
 
 
 def check_alike(examples: Examples, others: Examples, what: str, other: str) -> None:
-    """Raise where the inputs have other names than those of others, or uint8, which is scaled to [0, 1], meets unscaled."""
+    """Raise where the inputs have other names or types than those of others; uint8 alone is scaled."""
     here, there = leaves(examples.x), leaves(others.x)
     if here.keys() != there.keys():
         raise DataError(f"{what}: its inputs are {', '.join(here)}, but those of {other} are {', '.join(there)}")
     for name in here:
         kinds = [str(values[name].dtype).removeprefix("torch.") for values in (here, there)]
-        if kinds[0] != kinds[1] and "uint8" in kinds:
-            raise DataError(f"{what}: {name} is {kinds[0]}, but that of {other} is {kinds[1]}, and uint8 alone is scaled to "
-                            "[0, 1]: give all in one type")
+        if kinds[0] != kinds[1]:
+            why = ", and uint8 alone is scaled to [0, 1]" if "uint8" in kinds else ""
+            raise DataError(f"{what}: {name} is {kinds[0]}, but that of {other} is {kinds[1]}{why}: give all in one type")
 
 
 def check_labels(examples: Examples, outputs: Sequence[int], what: str) -> None:
-    """Raise unless the labels are 0 … classes − 1, one per example, or one per position of outputs (N, classes, d1, …)."""
-    classes, positions = outputs[1], tuple(outputs[2:])
-    if examples.y.is_floating_point() or examples.y.shape[1:] != positions:
-        wanted = f"whole-number labels of shape (examples, {', '.join(map(str, positions))}) for outputs " \
-                 f"(examples, {', '.join(map(str, outputs[1:]))})" if positions else "one whole-number label per example"
-        raise DataError(f"{what}: the default loss needs {wanted}; pass your own loss")
+    """Raise unless the labels are 0 … C − 1 for outputs of shape (N, C, d1, …): one per example, or per position."""
+    positions = tuple(outputs[2:])
+    if examples.y.is_floating_point() or len(outputs) < 2 or examples.y.shape[1:] != positions:
+        wanted = "one whole-number label per example" + (" and position" if positions else "")
+        raise DataError(f"{what}: the default loss needs {wanted}; pass your own loss, e.g. loss='mse' (outputs have shape "
+                        f"{tuple(outputs)}, targets {tuple(examples.y.shape)})")
+    classes = outputs[1]
     bad = (examples.y < 0) | (examples.y >= classes)
     if positions:
         bad &= examples.y != IGNORED

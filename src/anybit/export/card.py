@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from anybit.config import OBJECT
 from anybit.environment import environment
 from anybit.export.artifact import Artifact
 from anybit.export.subject import Subject
-from anybit.inputs import Inputs, shapes
+from anybit.federated.metrics import Meaning, classifies, meaning
+from anybit.inputs import Inputs, called, selected, shapes
 from anybit.quant.sites import float_parameters
 
 
@@ -20,25 +22,42 @@ def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "
     """Write the card of a set of artifacts."""
     config, data, pipeline = subject.config, subject.data, subject.data.pipeline
     kept = [a for a in artifacts if not a.rejected]
+    metric, images = meaning(subject.evaluator.metric), isinstance(subject.images, Tensor) and subject.images.dim() == 4
+    with torch.no_grad():
+        result = selected(called(subject.model, next(subject.test_batches(1))), subject.output)
+    kinds = {2: "image-classification", 4: "image-segmentation"} if classifies(result, data.test.y[:1]) else {}
+    tag = kinds.get(result.dim())
     normalization = "" if pipeline.mean is None else \
         f", scaled to [0, 1], then (x − {_numbers(pipeline.mean)})/{_numbers(pipeline.std or ())} per channel"
     head = files("anybit.export").joinpath("card.md").read_text(encoding="utf-8").format(
         licence=licence, variant=subject.evaluator.variant.name,
         data="own data" if config is None or config.data.name == OBJECT else config.data.name,
-        metric=getattr(subject.evaluator.metric, "__name__", "metric"), title=subject.title,
+        metric=metric.name, head=metric.head + (", lower is better" if metric.better == "lower" else ""),
+        title=subject.title,
         widths=", ".join(dict.fromkeys(a.width for a in kept)) or "no width",
         trained=_code(subject.environment), exported=_code(environment()),
         rounds=config.rounds if config else "?", clients=config.cohort if config else "?",
         seed=config.seed if config else "?", train=len(data.train), test=len(data.test),
         steps=subject.steps, shape=_shape(subject.images), normalization=normalization,
-        classes=f" ({', '.join(data.class_names)})" if 0 < len(data.class_names) <= 20 else "")
-    return head + "\n".join(_row(a) for a in kept) + "\n" + _notes(subject, kept)
+        images=" images" if images else "", output=_output(subject, result),
+        pipeline_tag=f"pipeline_tag: {tag}\n" if images and tag else "")
+    return head + "\n".join(_row(a, metric) for a in kept) + "\n" + _notes(subject, kept)
 
 
-def _row(a: Artifact) -> str:
+def _output(subject: Subject, result: Tensor) -> str:
+    """Say what the model gives for one example."""
+    names = subject.data.class_names
+    if not classifies(result, subject.data.test.y[:1]):
+        return f"numbers (batch{''.join(f', {n}' for n in result.shape[1:])})"
+    known = f" ({', '.join(names)})" if 0 < len(names) <= 20 else ""
+    return f"one score per class{known}" + (" and position" if result.dim() > 2 else "")
+
+
+def _row(a: Artifact, metric: Meaning) -> str:
     stored = ", ".join(dict.fromkeys(a.storage.values())) or "float32"
     return (f"| `{a.file}` | {a.width} | {a.runtime} | {a.bytes:,} | {a.bytes / a.fp32_bytes:.2f} "
-            f"| {a.verdict.artifact:.2f} | {a.verdict.evaluation:.2f} | {a.verdict.agreement:.4f} | {stored} |")
+            f"| {metric.text(a.verdict.artifact)} | {metric.text(a.verdict.evaluation)} "
+            f"| {a.verdict.agreement:.4f} | {stored} |")
 
 
 def _notes(subject: Subject, artifacts: Sequence[Artifact]) -> str:

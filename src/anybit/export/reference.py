@@ -7,6 +7,7 @@ Integer kernels need more on the grid than training had: the output of a convolu
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from anybit.export.integer import bias_codes, bias_scale
 from anybit.export.subject import Subject
+from anybit.federated.metrics import per_example
 from anybit.inputs import called, floats_to, selected
 from anybit.quant.grid import BITS, FLOAT, Grid, Width, limits, quantize, rounding
 from anybit.quant.ranges import cover_steps
@@ -110,9 +112,13 @@ def outputs(model: nn.Module, subject: Subject, dtype: torch.dtype = torch.float
 
 def metric(subject: Subject, result: Tensor) -> float:
     """Return the run's metric over the test set."""
-    return float(subject.evaluator.metric(result, subject.data.test.y).double().mean())
+    return float(per_example(subject.evaluator.metric, "metric", result, subject.data.test.y).double().mean())
 
 
-def agreement(left: Tensor, right: Tensor) -> float:
-    """Return the share of examples with the same largest output."""
-    return float((left.argmax(1) == right.argmax(1)).double().mean())
+def metric_scale(subject: Subject, result: Tensor) -> float:
+    """Return the size of a difference of the metric: its value, or what sets it apart from always giving the mean output.
+
+    An error near 0 is no scale of its own: the model's gain over the mean output still is.
+    """
+    value, trivial = metric(subject, result), metric(subject, result.mean(0, keepdim=True).expand_as(result))
+    return max((abs(x) for x in (value, value - trivial) if math.isfinite(x)), default=0.0)

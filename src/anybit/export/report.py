@@ -16,6 +16,7 @@ from anybit.export.card import model_card
 from anybit.export.exporting import WHERE, Exporter
 from anybit.export.fleet import Fleet, expected
 from anybit.export.reference import metric, outputs, reference
+from anybit.federated.metrics import Meaning, meaning
 from anybit.files.reading import read_bytes
 from anybit.files.writing import write_bytes, write_json, writing
 from anybit.quant.grid import FLOAT, Width
@@ -29,10 +30,10 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, 
     subject, exported = exporter.subject, list(artifacts.values())
     full = metric(subject, outputs(reference(subject, Width(FLOAT, FLOAT)), subject))
     report: dict[str, Any] = {
-        "metric": getattr(subject.evaluator.metric, "__name__", "metric"), "full_precision": full,
+        **meaning(subject.evaluator.metric).recorded(), "full_precision": full,
         "steps": subject.steps, "test_examples": len(subject.data.test),
         "options": {**asdict(exporter.options), "signed": exporter.options.signed},
-        "artifacts": [{**asdict(a), "verdict": a.verdict._asdict(), "rejected": a.rejected} for a in exported],
+        "artifacts": [{**asdict(a), "verdict": _known(a.verdict._asdict()), "rejected": a.rejected} for a in exported],
         "environment": {**environment(), "onnxruntime": version("onnxruntime"), "executorch": version("executorch")}}
     if fleet is not None:
         report["fleet"] = {"devices": [asdict(d) for d in fleet.device], "expected": expected(fleet, artifacts)}
@@ -54,27 +55,31 @@ def refuse(artifacts: Sequence[Artifact]) -> None:
         raise Rejected("; ".join(problems))
 
 
+def _known(verdict: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in verdict.items() if value is not None}
+
+
 def _ms(artifact: Artifact) -> str:
     return f"{artifact.latency.median:.2f}" if artifact.latency else "–"
 
 
-def artifact_rows(artifacts: Sequence[Artifact], metric: str) -> Table:
+def artifact_rows(artifacts: Sequence[Artifact], metric: Meaning) -> Table:
     """Return a table with one row per artifact."""
-    rows = [[a.file, f"{a.bytes:,}", f"{a.fp32_bytes / a.bytes:.1f}×", f"{a.verdict.artifact:.2f}",
-             f"{a.verdict.evaluation:.2f}", f"{a.verdict.agreement:.4f}", _ms(a),
+    rows = [[a.file, f"{a.bytes:,}", f"{a.fp32_bytes / a.bytes:.1f}×", metric.text(a.verdict.artifact),
+             metric.text(a.verdict.evaluation), f"{a.verdict.agreement:.4f}", _ms(a),
              ", ".join(f"{n} {kind}" for kind, n in a.kernels.items()) or "float"]
             for a in artifacts]
-    return ["artifact", "bytes", "smaller", metric, "evaluation", "agreement", "ms", "kernels"], rows
+    return ["artifact", "bytes", "smaller", metric.head, "evaluation", "agreement", "ms", "kernels"], rows
 
 
-def fleet_rows(fleet: Fleet, artifacts: Artifacts, metric: str) -> Table:
+def fleet_rows(fleet: Fleet, artifacts: Artifacts, metric: Meaning) -> Table:
     """Return a table with one row per class of devices."""
     rows = []
     for device in fleet.device:
         a = artifacts[str(Width.parse(device.width)), device.runtime]
         rows.append([device.name, device.width, device.runtime, f"{device.count:,}", f"{a.bytes:,}",
-                     f"{a.verdict.artifact:.2f}", _ms(a), f"{a.verdict.agreement:.4f}"])
-    return ["device", "width", "runtime", "count", "bytes", metric, "ms", "agreement"], rows
+                     metric.text(a.verdict.artifact), _ms(a), f"{a.verdict.agreement:.4f}"])
+    return ["device", "width", "runtime", "count", "bytes", metric.head, "ms", "agreement"], rows
 
 
 def cost_rows(costs: Mapping[str, Cost]) -> Table:

@@ -13,14 +13,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from anybit.export.agreement import relative_error, same_decisions, within
 from anybit.export.extras import need
 from anybit.export.graph import DEFAULT_OPSET
-from anybit.export.reference import agreement, metric, outputs
+from anybit.export.reference import metric, metric_scale, outputs
 from anybit.export.subject import Subject
+from anybit.federated.metrics import classifies, meaning
 from anybit.inputs import Inputs, leaves
 
 TOLERANCE = 0.5
-"""Points of the metric by which an artifact may differ from the fake-quant evaluation."""
+"""Percentage points by which the metric of a classifier's artifact may differ from the fake-quant evaluation."""
+ERROR = 0.05
+"""Relative error of outputs, and of a metric that is not in percent. Artifact and reference round to the same grids, so
+only values that lie on a rounding boundary differ, by one step size. One step of an 8-bit grid over ±3 standard deviations,
+wrong at every output, is 6/255 = 0.024 of the deviation: twice that is allowed."""
+MOST_ERROR = 0.5
+"""Where few bits make single flips large, four times the effect of rounding alone is allowed, but never more than this:
+always giving the mean output has a relative error of 1."""
 
 
 class Verdict(NamedTuple):
@@ -33,21 +42,33 @@ class Verdict(NamedTuple):
     artifact: float
     """The metric of the artifact in its runtime."""
     agreement: float
-    """The share of the test set on which artifact and reference choose the same class."""
+    """The share of the test set on which artifact and reference choose the same class, or of anything but a classifier, on
+    which their outputs are the same within the relative error that is allowed."""
     control: float
     """The same share between the reference in float32 and in float64: the effect of rounding alone."""
     problem: str
+    error: float | None = None
+    """‖artifact − reference‖/‖reference − its mean‖ of the outputs, by which all but classifiers are judged."""
 
 
 def verdict(subject: Subject, plain: nn.Module, reference: nn.Module, result: Tensor, problem: str = "") -> Verdict:
     """Compare the outputs of an artifact on the test set with those of the fake-quant models."""
-    expected = outputs(reference, subject)
+    expected, exact = outputs(reference, subject), outputs(reference, subject, torch.float64)
     evaluated = metric(subject, outputs(plain, subject))
     wanted, measured = metric(subject, expected), metric(subject, result)
-    control = agreement(expected, outputs(reference, subject, torch.float64))
-    if not abs(measured - wanted) <= TOLERANCE:
-        problem = f"its metric is {measured:.2f}, the fake-quant evaluation's {wanted:.2f}: more than {TOLERANCE} apart"
-    return Verdict(evaluated, wanted, measured, agreement(result, expected), control, problem)
+    if classifies(expected, subject.data.test.y) and meaning(subject.evaluator.metric).unit == "%":
+        if not abs(measured - wanted) <= TOLERANCE:
+            problem = f"its metric is {measured:.2f}, the fake-quant evaluation's {wanted:.2f}: more than {TOLERANCE} apart"
+        agreed, control = (same_decisions(other, expected) for other in (result, exact))
+        return Verdict(evaluated, wanted, measured, agreed, control, problem)
+    error, allowed = relative_error(result, expected), min(max(ERROR, 4 * relative_error(expected, exact)), MOST_ERROR)
+    if not error <= allowed:
+        problem = f"the relative error of its outputs is {error:.3g}, more than {allowed:.3g}"
+    elif not (abs(measured - wanted) <= allowed * metric_scale(subject, expected) or str(measured) == str(wanted)):
+        problem = (f"its metric is {measured:.4g}, the fake-quant evaluation's {wanted:.4g}: more than {allowed:.3g} of its "
+                   "scale apart")
+    agreed, control = (within(other, expected, allowed) for other in (result, exact))
+    return Verdict(evaluated, wanted, measured, agreed, control, problem, error)
 
 
 def session(path: Path, threads: int = 1, optimized: Path | None = None) -> Any:

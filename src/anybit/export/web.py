@@ -39,6 +39,9 @@ def write_web(exporter: Exporter, artifacts: Sequence[Artifact]) -> Path:
     if not isinstance(images, Tensor) or images.dim() != 4 or images.shape[1] not in (1, 3):
         raise ConfigError("--web draws images of 1 or 3 channels, but the inputs have shape "
                           f"{tuple(images.shape[1:]) if isinstance(images, Tensor) else described(images)}")
+    targets = exporter.subject.data.test.y
+    if targets.is_floating_point() or targets.dim() != 1:
+        raise ConfigError("--web shows the class of an image, but the targets are no labels: leave it out")
     folder, runtime = own_folder(exporter.folder / "web"), fetch_runtime()
     with writing(folder, WHERE):
         own_folder(folder / "ort").mkdir(parents=True, exist_ok=True)

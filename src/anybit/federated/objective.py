@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anybit.data.examples import IGNORED, Data
+from anybit.data.examples import Data
 from anybit.errors import ConfigError
 from anybit.federated.algorithm import BoundLoss, Loss
 from anybit.federated.cohort import Batch
+from anybit.federated.metrics import PerExample
 from anybit.federated.state import Given, Trainable
 from anybit.federated.variants import Variant, Weights
 from anybit.inputs import Inputs, device_of, selected
@@ -22,33 +22,6 @@ from anybit.quant.ranges import StepTable, all_bits
 from anybit.quant.single_client import ModelAtWidth, SingleClientModel
 from anybit.quant.sites import all_parameters, bind, call, observed, quantizers, weight_sites
 from anybit.tensors import Tensors, picked
-
-PerExample = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) → one value per example."""
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return −log p(target) per example: the default loss.
-
-    Of outputs (N, C, d1, …) and targets (N, d1, …), as torch has them for sequences and segmentation, the mean over the
-    positions; those whose target is −100 do not count.
-    """
-    losses = F.cross_entropy(outputs, targets, reduction="none")
-    return losses if losses.dim() == 1 else _mean_over_positions(losses, targets)
-
-
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return 100 where the largest output is the target's, else 0: the default metric, in percent.
-
-    With several positions per example, the share of them; those whose target is −100 do not count.
-    """
-    right = 100.0 * (outputs.argmax(1) == targets)
-    return right if outputs.dim() == 2 else _mean_over_positions(right, targets)
-
-
-def _mean_over_positions(values: Tensor, targets: Tensor) -> Tensor:
-    counts = (targets != IGNORED).to(values.dtype)
-    return (values * counts).flatten(1).sum(1) / counts.flatten(1).sum(1).clamp_min(1)
 
 
 def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExample,

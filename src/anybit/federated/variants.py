@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -75,6 +75,10 @@ class Variant:
     """Its choice of other settings that a config leaves open (see `config.chosen`), e.g. {"sites.weight_grid": "narrow"}."""
     endless: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """The same where nobody knows when a training ends, on a fleet of devices; empty: as anywhere."""
+
+    def __post_init__(self) -> None:
+        if self.sites not in get_args(SiteKinds):
+            raise ConfigError(f"sites = {self.sites!r}: use 'W' (weights), 'A' (activations) or 'WA' (both)")
 
     def widths_of(self, seed: int, round: int, clients: Sequence[int]) -> list[Width]:
         """Return the width of each client of a cohort."""
@@ -200,6 +204,8 @@ def carousel(bits: Sequence[int] = (2, 3, 4, 6, 8, 32), sites: SiteKinds = "W", 
 
 
 def _quantized_bits(bits: Sequence[int], setting: str = "bits") -> tuple[int, ...]:
+    if isinstance(bits, str) or not isinstance(bits, Sequence):
+        raise ConfigError(f"variant.{setting} = {bits!r}: give a list, as in {setting}=(2, 4, 8)")
     for b in bits:
         check_bits(b)
     if not any(b != FLOAT for b in bits):

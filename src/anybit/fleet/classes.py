@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from anybit.errors import RunError
+from anybit.federated.metrics import Better
 from anybit.quant.grid import FLOAT, Width
 from anybit.training.run import Run
 
@@ -31,15 +32,21 @@ class Classes:
     """All classes of a run."""
 
     classes: tuple[DeviceClass, ...]
+    better: Better | None = "higher"
+    """Which direction of the metric is better; none: unknown, and no class is the worst."""
 
     @property
-    def worst(self) -> DeviceClass:
-        return min(self.classes, key=lambda device_class: device_class.metric)
+    def worst(self) -> DeviceClass | None:
+        if self.better is None:
+            return None
+        sign = 1 if self.better == "higher" else -1
+        return min(self.classes, key=lambda device_class: sign * device_class.metric)
 
     @property
     def spread(self) -> float:
-        """The metric of the best class − that of the worst."""
-        return max(device_class.metric for device_class in self.classes) - self.worst.metric
+        """The largest metric of a class − the smallest."""
+        metrics = [device_class.metric for device_class in self.classes]
+        return max(metrics) - min(metrics)
 
 
 def device_classes(run: Run) -> Classes:
@@ -49,7 +56,8 @@ def device_classes(run: Run) -> Classes:
     metrics = run.evaluate(sorted(set(widths.values())))
     measured = {width: [score for w, score in scores.values() if w == width] for width in metrics}
     return Classes(tuple(DeviceClass(w, count, metrics[w].metric, fmean(measured[w]) if measured[w] else None)
-                         for w, count in sorted(Counter(widths.values()).items(), key=lambda c: Width.parse(c[0]))))
+                         for w, count in sorted(Counter(widths.values()).items(), key=lambda c: Width.parse(c[0]))),
+                   run.metric.better)
 
 
 def _last_scores(run: Run) -> dict[int, tuple[str, float]]:

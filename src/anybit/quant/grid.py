@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -48,12 +48,23 @@ class Width(NamedTuple):
     @staticmethod
     def parse(text: str) -> Width:
         """Read W4, A4, WA4, W4A8 or FP32."""
+        if not isinstance(text, str):
+            bits = text if type(text) is int else 4
+            raise ConfigError(f"width {text!r} is not text: write 'W{bits}' (weights), 'A{bits}' (activations) or "
+                              f"'WA{bits}' (both)")
         text = {"FP32": "WA32"}.get(text.upper(), text.upper())
         match = re.fullmatch(r"(?:WA(\d+))|(?:W(\d+))?(?:A(\d+))?", text)
         if not match or not text:
             raise ConfigError(f"width '{text}': write W4 (weights), A4 (activations), WA4 (both), W4A8 or FP32")
         both, weights, activations = (check_bits(int(g)) if g else None for g in match.groups())
         return Width(both or weights or FLOAT, both or activations or FLOAT)
+
+    @staticmethod
+    def parse_all(texts: Sequence[str]) -> list[Width]:
+        """Read a list of widths."""
+        if isinstance(texts, str) or not isinstance(texts, Sequence):
+            raise ConfigError(f"widths is {texts!r}: give a list, as in widths=['W4'], even of one")
+        return [Width.parse(text) for text in texts]
 
 
 def check_bits(bits: int) -> int:

@@ -60,7 +60,7 @@ def _score(runs: Sequence[RunRecord]) -> tuple[Score, str]:
     metric = shared_metric(runs)
     if metric is None:
         return "loss", "test loss"
-    return "metric", "test accuracy (%)" if metric == "accuracy" else f"test {metric}"
+    return "metric", f"test {metric.label}" + (", lower is better" if metric.better == "lower" else "")
 
 
 def _sentence(text: str) -> str:

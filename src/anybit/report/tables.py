@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from anybit.config.compare import compared
+from anybit.federated.metrics import ACCURACY, Meaning, metric_column, named
 from anybit.files.sheets import as_csv
 from anybit.quant.grid import FLOAT, Width
 from anybit.training.reading import RunRecord
@@ -14,7 +15,7 @@ from anybit.training.reading import RunRecord
 Score = Literal["metric", "loss"]
 
 MISSING = "–"
-_LOWER_IS_BETTER = ("loss", "error", "entropy", "perplexity", "mse", "mae", "distance")
+LOSS = Meaning("loss", "lower", "")
 _GROUPS = ("full precision", "weights", "activations", "weights and activations", "mixed")
 
 
@@ -33,8 +34,7 @@ class Row:
 class Table:
     """A score at widths (rows) × runs or step rules (the columns after the first)."""
 
-    score: str
-    lower_is_better: bool
+    score: Meaning
     digits: int
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -49,7 +49,7 @@ class Table:
 
     def as_json(self) -> dict[str, Any]:
         names = self.columns[1:]
-        return {"score": self.score, "better": "lower" if self.lower_is_better else "higher",
+        return {"score": self.score.name, "better": self.score.better,
                 "rows": [{"width": row.width, "values": dict(zip(names, row.values, strict=True)),
                           "best": [n for n, best in zip(names, row.best, strict=True) if best]} for row in self.rows]}
 
@@ -58,12 +58,13 @@ class Table:
         return as_csv([self.columns, *([row.width, *row.values] for row in self.rows)])
 
 
-def shared_metric(runs: Sequence[RunRecord]) -> str | None:
+def shared_metric(runs: Sequence[RunRecord]) -> Meaning | None:
     """Return the metric by which the runs are compared; None if they have different ones.
 
-    An unfinished run does not know its metric's name and goes with the others; accuracy is the default.
+    An unfinished run goes with the others; where none is finished, the names in their configs tell.
     """
-    known = {run.metric for run in runs if run.metric is not None} or {"accuracy"}
+    known = {run.metric for run in runs if run.metric is not None} or {
+        named(str(run.config.get("metric", ACCURACY.name))) for run in runs}
     return known.pop() if len(known) == 1 else None
 
 
@@ -71,18 +72,19 @@ def accuracy_table(runs: Sequence[RunRecord]) -> Table:
     """Compare runs at their own step rules, one column per run; by loss if their metrics differ."""
     metric = shared_metric(runs)
     key: Score = "metric" if metric else "loss"
-    return _table(metric or "loss", key, [run.name for run in runs], [run.scores for run in runs])
+    return _table(metric or LOSS, key, [run.name for run in runs], [run.scores for run in runs])
 
 
 def grid_table(run: RunRecord, key: Score = "metric") -> Table:
     """Compare all step rules of one run."""
-    name = (shared_metric([run]) or key) if key == "metric" else "loss"
-    return _table(name, key, list(run.grid), list(run.grid.values()))
+    score = (shared_metric([run]) or LOSS) if key == "metric" else LOSS
+    return _table(score, key, list(run.grid), list(run.grid.values()))
 
 
 def grid_csv(runs: Sequence[RunRecord]) -> str:
     """Write all evaluations, one line per run, step rule and width."""
-    lines: list[Sequence[object]] = [("run", "variant", "steps", "width", "loss", "metric")]
+    metric = metric_column(run.metric for run in runs)
+    lines: list[Sequence[object]] = [("run", "variant", "steps", "width", "loss", metric)]
     for run in runs:
         for rule, scores in run.grid.items():
             lines += [(run.name, run.variant, rule, width, scores[width].get("loss"), scores[width].get("metric"))
@@ -90,24 +92,23 @@ def grid_csv(runs: Sequence[RunRecord]) -> str:
     return as_csv(lines)
 
 
-def _table(score: str, key: Score, names: Sequence[str], columns: Sequence[Mapping[str, Mapping[str, float]]]) -> Table:
+def _table(score: Meaning, key: Score, names: Sequence[str], columns: Sequence[Mapping[str, Mapping[str, float]]]) -> Table:
     widths = sorted_widths({width for column in columns for width in column})
     values = [tuple(column.get(width, {}).get(key) for column in columns) for width in widths]
-    lower = any(word in score.lower() for word in _LOWER_IS_BETTER)
     largest = max((abs(v) for row in values for v in row if v is not None), default=0)
-    digits = 2 if score == "accuracy" or largest >= 10 else 4
-    rows = [Row(width, _GROUPS[_group(Width.parse(width))], row, _best(row, lower, digits))
+    digits = 2 if score.unit == "%" or largest >= 10 else 4
+    rows = [Row(width, _GROUPS[_group(Width.parse(width))], row, _best(row, score, digits))
             for width, row in zip(widths, values, strict=True)]
-    return Table(score, lower, digits, ("width", *names), tuple(rows))
+    return Table(score, digits, ("width", *names), tuple(rows))
 
 
-def _best(values: Sequence[float | None], lower: bool, digits: int) -> tuple[bool, ...]:
+def _best(values: Sequence[float | None], score: Meaning, digits: int) -> tuple[bool, ...]:
     # Values that read the same are the same: nobody should see 67.50 win over 67.50.
     shown = [None if v is None else round(v, digits) for v in values]
     known = [v for v in shown if v is not None]
-    if len(known) < 2:
+    if len(known) < 2 or score.better is None:
         return (False,) * len(values)
-    best = min(known) if lower else max(known)
+    best = min(known) if score.better == "lower" else max(known)
     return tuple(v == best for v in shown)
 
 

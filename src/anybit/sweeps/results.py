@@ -12,6 +12,7 @@ from typing import Any
 from anybit.config import Config
 from anybit.config.compare import compared
 from anybit.errors import ConfigError, RunError
+from anybit.federated.metrics import meaning_in, metric_column
 from anybit.files.reading import read_json
 from anybit.files.schema import plain, read
 from anybit.files.sheets import as_csv
@@ -148,7 +149,8 @@ def write_results(results: Sequence[Result], out: Path) -> None:
 
 def _csv(results: Sequence[Result]) -> str:
     varied = _varied(results)
-    lines: list[tuple[object, ...]] = [(*_WHICH, *varied, *_FIGURES)]
+    column = metric_column(meaning_in(r.evaluation) for r in results)
+    lines: list[tuple[object, ...]] = [(*_WHICH, *varied, *(column if name == "metric" else name for name in _FIGURES))]
     for i, r in enumerate(results):
         settings = r.settings
         components = [settings.data.name, settings.model.name]

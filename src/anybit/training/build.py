@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import sys
@@ -19,11 +20,13 @@ from anybit.config import OBJECT, Component, Config, chosen
 from anybit.data import sources, splits
 from anybit.data.examples import Data
 from anybit.errors import AnybitError, ConfigError, ModelError, did_you_mean
-from anybit.federated import objective, variants
-from anybit.federated.objective import PerExample
+from anybit.federated import metrics, variants
+from anybit.federated.metrics import PerExample
 from anybit.federated.variants import Variant
 from anybit.files.schema import plain, read_arguments
+from anybit.inputs import called, selected
 from anybit.randomness import key
+from anybit.tensors import picked
 from anybit.training.machine import pick_device, pick_engine
 from anybit.training.task import Task
 
@@ -36,8 +39,8 @@ VARIANTS: Registry = {"baseline": variants.baseline, "kure": variants.kure, "apq
                       "mqat": variants.mqat, "carousel": variants.carousel}
 MOST_PARAMETERS = 100_000_000
 """Of a model that a recipe names and sizes: 0.4 GB of weights, nine times ResNet-18."""
-LOSSES: Registry = {"cross_entropy": objective.cross_entropy}
-METRICS: Registry = {"accuracy": objective.accuracy}
+LOSSES: Registry = metrics.LOSSES
+METRICS: Registry = metrics.METRICS
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,32 @@ def build_task(config: Config, trusted: Collection[str] = (), data: Data | None 
     data = data or named.build_data()
     return Task(named.build_model(), named.build_variant(), data, named.build_split(data), named.loss, named.metric,
                 config.output)
+
+
+def loss_and_metric(loss: PerExample | str, metric: PerExample | str | None, model: nn.Module, data: Data,
+                    output: str | int | None = None) -> tuple[PerExample, PerExample]:
+    """Find loss and metric by name where they are names; without a metric, choose the one that suits the outputs."""
+    def found(what: str, given: Any, known: Registry) -> PerExample:
+        if isinstance(given, str):
+            return _function(what, given, known, ())
+        if not callable(given):
+            raise ConfigError(f"{what} is a {type(given).__name__}: give a function of (outputs, targets) that returns one "
+                              f"value per example, or a name: {', '.join(known)}")
+        return given  # type: ignore[no-any-return]
+
+    loss = found("loss", loss, LOSSES)
+    return loss, found("metric", metric, METRICS) if metric is not None else _suitable(loss, model, data, output)
+
+
+@torch.no_grad()
+def _suitable(loss: PerExample, model: nn.Module, data: Data, output: str | int | None) -> PerExample:
+    if loss is metrics.cross_entropy:
+        return metrics.accuracy
+    try:
+        outputs = called(copy.deepcopy(model).cpu().eval(), data.pipeline(picked(data.test.x, slice(1))))
+        return metrics.default_metric(loss, selected(outputs, output), data.test.y[:1])
+    except (ModelError, RuntimeError, TypeError, AttributeError):  # the checks before the first round say what is wrong
+        return metrics.accuracy
 
 
 def settled(config: Config, trusted: Collection[str] = ()) -> Config:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import copy
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
 import torch
+from torch import Tensor, nn
 
 from anybit.config import Config
-from anybit.data.examples import check_labels, check_split
-from anybit.errors import ConfigError, ModelError
-from anybit.federated.objective import cross_entropy
+from anybit.data.examples import Examples, check_labels, check_split
+from anybit.errors import AnybitWarning, ConfigError, ModelError
+from anybit.federated.metrics import check_alone, cross_entropy
 from anybit.federated.sampling import check_cohort
 from anybit.federated.state import trainable_weights
 from anybit.federated.variants import Variant
-from anybit.inputs import called, described, selected
+from anybit.inputs import Inputs, called, described, device_of, selected
 from anybit.quant.calibrate import activation_ranges
-from anybit.quant.sites import prepare
+from anybit.quant.sites import SiteOptions, prepare
 from anybit.tensors import picked
 from anybit.training.task import Task
+
+_FEW = 4
+"""Examples on which loss and metric are tried: enough to tell a row from a batch."""
 
 
 def check_clients(task: Task, config: Config) -> None:
@@ -31,20 +42,88 @@ def check_ranges(config: Config, variant: Variant) -> None:
 
 
 def check_model(task: Task, config: Config) -> None:
-    """Pass one example through the model, and look at the labels."""
+    """Pass a few examples through the model, and look at the labels and at what loss and metric make of the outputs."""
     model, data = task.model, task.data
     one = data.pipeline(picked(data.train.x, slice(1)))
-    try:
+    with _taking(one):
+        check_repeatable(model, config, one)
         activation_ranges(model, config.sites, trainable_weights(model), one)
-        with torch.no_grad():
-            outputs = called(prepare(model, options=config.sites).eval(), one)
-    except (RuntimeError, TypeError) as error:
-        raise ModelError(f"the model does not take inputs of shape {described(one)} "
-                         f"({str(error).splitlines()[0]})") from error
-    shape = selected(outputs, task.output).shape
+        outputs = _outputs(model, config.sites, one, task.output)
     if task.loss is cross_entropy:
-        if len(shape) < 2 or shape[0] != 1:
-            raise ModelError(f"the default loss needs outputs (examples, classes, …), but of one example the model returns "
-                             f"{tuple(shape)}: pass your own loss")
-        check_labels(data.train, shape, "training data")
-        check_labels(data.test, shape, "test data")
+        check_labels(data.train, outputs.shape, "training data")
+        check_labels(data.test, outputs.shape, "test data")
+    check_functions(task, config)
+
+
+def check_outputs(model: nn.Module, sites: SiteOptions, one: Inputs, output: str | int | None,
+                  labelled: Examples | None) -> None:
+    """Pass one example through the model, and look at the labels if the loss needs some."""
+    with _taking(one):
+        outputs = _outputs(model, sites, one, output)
+    if labelled is not None:
+        check_labels(labelled, outputs.shape, "test data")
+
+
+@contextmanager
+def _taking(inputs: Inputs) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        raise ModelError(f"the model does not take inputs of shape {described(inputs)} "
+                         f"({str(error).splitlines()[0]})") from error
+
+
+def check_functions(task: Task, config: Config) -> None:
+    """Raise unless loss and metric give one value per example, of that example alone."""
+    for examples, what, function in ((task.data.train, "loss", task.loss), (task.data.test, "metric", task.metric)):
+        few = torch.linspace(0, len(examples) - 1, min(_FEW, len(examples))).long().to(examples.y.device)
+        inputs = task.data.pipeline(picked(examples.x, few))
+        with _taking(inputs):
+            outputs = _outputs(task.model, config.sites, inputs, task.output)
+        if len(outputs) != len(few):
+            raise ModelError(f"the model gives outputs of shape {tuple(outputs.shape)} for {len(few)} examples: the first "
+                             "dimension must be the example")
+        check_alone(function, what, outputs, examples.y[few])
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, sites: SiteOptions, inputs: Inputs, output: str | int | None) -> Tensor:
+    return selected(called(prepare(model, options=sites).eval(), inputs), output)
+
+
+@torch.no_grad()
+def check_repeatable(model: nn.Module, config: Config, inputs: Inputs) -> None:
+    """Raise where a forward pass in training draws random numbers of its own or changes buffers; warn of dropout at rest.
+
+    Both would escape: draws are keyed so that a resume repeats them, and what a client's pass writes is kept nowhere.
+    """
+    prepared = prepare(model, options=config.sites)
+    mine = dict(model.named_buffers())
+    before = {name: copy.deepcopy(value) for name, value in prepared.named_buffers() if name in mine}
+    device = device_of(inputs)
+    numbers, python = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        states = _random_states(device)
+        try:
+            called(prepared, inputs)
+        finally:
+            drawn = states != _random_states(device)
+            np.random.set_state(numbers)
+            random.setstate(python)
+    if drawn:
+        raise ModelError("the model's forward draws its own random numbers (F.dropout, torch.rand?), which no resume can "
+                         "repeat: use nn.Dropout as a module of the model")
+    for name, value in prepared.named_buffers():
+        if name in before and not torch.equal(value, before[name]):
+            raise ModelError(f"the model's forward changes its buffer '{name}', which clients do not send and the trained "
+                             "model would not have: drop it, or freeze its module with .eval()")
+    resting = [name for name, module in model.named_modules()
+               if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 and not module.training]
+    if resting and not model.training:
+        warnings.warn(f"the model is in evaluation mode: it trains without its dropout ('{resting[0]}'"
+                      f"{', …' if len(resting) > 1 else ''}); call model.train() before", AnybitWarning, stacklevel=2)
+
+
+def _random_states(device: torch.device) -> list[object]:
+    card = [torch.cuda.get_rng_state(device).tolist()] if device.type == "cuda" else []
+    return [torch.get_rng_state().tolist(), *card, random.getstate(), *map(str, np.random.get_state())]

@@ -15,7 +15,7 @@ from anybit.data.examples import Data
 from anybit.engines.base import Engine
 from anybit.engines.capture import Replayed
 from anybit.errors import ConfigError
-from anybit.federated.objective import PerExample
+from anybit.federated.metrics import PerExample, per_example
 from anybit.federated.variants import StepRule, Variant
 from anybit.inputs import Inputs, device_of, mapped, selected
 from anybit.kernels import has_kernels, use_kernels
@@ -169,7 +169,8 @@ class Evaluator:
                 size = (size + 1) // 2
                 continue
             answers, y = stacked.flatten(0, 1), torch.cat([test.y[part]] * len(widths))
-            sums = [of(answers, y).double().reshape(len(widths), -1).sum(1) for of in (self.loss, self.metric)]
+            sums = [per_example(of, what, answers, y).double().reshape(len(widths), -1).sum(1)
+                    for what, of in (("loss", self.loss), ("metric", self.metric))]
             total += torch.stack(sums, 1)
             start += size
         return [Score(*sums) for sums in (total / len(test)).tolist()]

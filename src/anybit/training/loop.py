@@ -12,6 +12,7 @@ from torch import Tensor
 
 from anybit.engines.base import Program
 from anybit.errors import EngineError, Interrupted
+from anybit.federated.metrics import meaning
 from anybit.federated.state import State
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import all_parameters
@@ -108,7 +109,7 @@ def _finished(training: Training, w: dict[str, Tensor], trained: StepTable) -> T
     evaluator, task = training.computation.evaluator, training.computation.task
     finder = evaluator.finder(w, trained)
     own_table = finder.table(evaluator.own_steps)
-    evaluation = {"metric": getattr(task.metric, "__name__", "metric"), "variant": task.variant.name,
+    evaluation = {**meaning(task.metric).recorded(), "variant": task.variant.name,
                   "own": evaluator.own_steps, "sites": task.variant.sites, "test_examples": len(task.data.test),
                   "grid": evaluator.grid(finder, _evaluating(training, time.perf_counter()))}
     if training.config.evaluation.mixed:

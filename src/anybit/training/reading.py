@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from anybit.errors import RunError
+from anybit.federated.metrics import Meaning, meaning_in
 from anybit.files.reading import read_json
 from anybit.quant.grid import FLOAT, Width
 from anybit.training.records import checked_metrics
@@ -91,9 +92,9 @@ class RunRecord:
         return self.evaluation is not None
 
     @property
-    def metric(self) -> str | None:
-        """The metric's name; an unfinished run does not know it yet."""
-        return self.evaluation["metric"] if self.evaluation else None
+    def metric(self) -> Meaning | None:
+        """The metric's name, direction and unit; an unfinished run does not know it yet."""
+        return meaning_in(self.evaluation) if self.evaluation else None
 
     @property
     def variant(self) -> str:

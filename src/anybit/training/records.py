@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any, get_args
 
 from anybit.errors import ConfigError, RunError
+from anybit.federated.metrics import Better
 from anybit.quant.grid import SiteKinds, Width
 
 _WRONG = (KeyError, TypeError, ValueError, AttributeError, OverflowError, ConfigError)
 
 
 def checked_evaluation(content: Any, path: Path) -> dict[str, Any]:
-    """Check the content of evaluation.json: {metric, variant, own, sites, test_examples, grid[, mixed]}."""
+    """Check the content of evaluation.json: {metric[, better, unit], variant, own, sites, test_examples, grid
+    [, mixed]}."""
     try:
         for key in ("metric", "variant", "own"):
             _text(content[key])
+        _text(content.get("unit", ""))
+        if content.get("better") not in (None, *get_args(Better)):
+            raise ValueError(f"better {content['better']!r}")
         _whole(content.get("test_examples", 0))
         if content["sites"] not in get_args(SiteKinds):
             raise ValueError(f"sites {content['sites']!r}")

@@ -13,6 +13,7 @@ from torch import nn
 from anybit.config import OBJECT, Config
 from anybit.engines.ranks import own_device
 from anybit.errors import ModelError, RunError
+from anybit.federated.metrics import Meaning, meaning_in
 from anybit.federated.variants import StepRule
 from anybit.quant.grid import Width
 from anybit.quant.modules import Kind
@@ -36,6 +37,8 @@ class Run:
     def load(path: str | Path, model: nn.Module | None = None, trusted: Collection[str] = ()) -> Run:
         """Open a run. `model` is needed only if the run was trained from a Python object; code outside anybit is
         imported only from `trusted` modules."""
+        if not isinstance(path, str | Path):
+            raise RunError(f"the path of a run is a {type(path).__name__}: give its folder")
         folder = RunFolder.open(Path(path))
         return Run(folder, folder.stored_config(), model, trusted)
 
@@ -47,6 +50,11 @@ class Run:
     def evaluation(self) -> dict[str, Any]:
         """All widths × step rules, as at the end of the run."""
         return self.folder.evaluation()
+
+    @property
+    def metric(self) -> Meaning:
+        """The metric's name, direction and unit."""
+        return meaning_in(self.evaluation)
 
     def task(self) -> Task:
         """Rebuild the objects that the run's config names, with the split that was saved."""
@@ -79,9 +87,9 @@ class Run:
         return newest.table(w)
 
     def loss_to_own(self, metrics: Mapping[str, float]) -> tuple[str, float] | None:
-        """Return (width, metric at the run's own step sizes − the one given), where it is largest; none: nothing is lost."""
-        own = self.evaluation["grid"][self.evaluation["own"]]
-        lost = {width: own[width]["metric"] - metric for width, metric in metrics.items() if width in own}
+        """Return (width, how much worse the metric is than at the run's own step sizes), the worst; none: none is."""
+        own, better = self.evaluation["grid"][self.evaluation["own"]], self.metric
+        lost = {width: better.lost(own[width]["metric"], metric) for width, metric in metrics.items() if width in own}
         worst = max(lost, key=lambda width: lost[width], default=None)
         return (worst, lost[worst]) if worst is not None and lost[worst] > 0 else None
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anybit.data.examples import Data
-from anybit.federated.objective import PerExample, accuracy, cross_entropy
+from anybit.federated.metrics import PerExample, accuracy, cross_entropy
 from anybit.federated.variants import Variant
 from anybit.quant.ranges import StepTable
 

@@ -1,0 +1,151 @@
+"""Misuse from Python: one line that names the problem and the fix, and never a traceback out of torch or numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import anybit
+from anybit.errors import AnybitError
+
+X = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
+Y = np.arange(24) % 3
+CLIENTS = [(X[i:i + 6], Y[i:i + 6]) for i in range(0, 24, 6)]
+DATASET = TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
+
+
+def net(outputs: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs))
+
+
+def fit(**given: Any) -> anybit.Fitted:
+    return anybit.fit(**{"model": net(), "clients": CLIENTS, "test": (X, Y), "rounds": 1, "cohort": 2, **given})
+
+
+def evaluate(**given: Any) -> Any:
+    return anybit.evaluate(**{"model": net(), "test": (X, Y), "widths": ["FP32", "W4"], **given})
+
+
+def export(**given: Any) -> Any:
+    return fit().export(**{"out": "nowhere", "widths": ["W4"], **given})
+
+
+def with_nan() -> np.ndarray:
+    x = X.copy()
+    x[3, 1] = np.nan
+    return x
+
+
+class Own(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 2
+
+
+MISUSES: list[tuple[str, Callable[[], Any], str]] = [
+    # models
+    ("a class for a model", lambda: fit(model=nn.Linear), "model must be a torch.nn.Module"),
+    ("no model", lambda: fit(model=None), "model must be a torch.nn.Module"),
+    ("a function for a model", lambda: fit(model=lambda x: x), "model must be a torch.nn.Module"),
+    ("a single layer", lambda: fit(model=nn.Linear(4, 3)), "wrap it, as in nn.Sequential"),
+    ("nothing to quantize", lambda: fit(model=nn.Sequential(nn.Flatten())), "no conv or linear layer"),
+    ("other inputs", lambda: fit(model=nn.Sequential(nn.Linear(5, 3))), "does not take inputs of shape (1, 4)"),
+    ("BatchNorm in training", lambda: fit(model=nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))), "replace_batchnorm"),
+    ("a layer with its own code", lambda: fit(model=nn.Sequential(Own(4, 3))), "name it in full_precision"),
+    ("outputs without examples", lambda: fit(model=nn.Sequential(nn.Linear(4, 3), nn.Flatten(0))), "one whole-number label"),
+    # data
+    ("no clients", lambda: fit(clients=[]), "clients is empty"),
+    ("clients is none", lambda: fit(clients=None), "one (inputs, targets) pair per client"),
+    ("one DataLoader", lambda: fit(clients=DataLoader(DATASET, 6)), "one (inputs, targets) pair per client"),
+    ("one pair", lambda: fit(clients=(X, Y)), "give a pair (inputs, targets)"),
+    ("one array", lambda: fit(clients=X), "one (inputs, targets) pair per client"),
+    ("inputs alone", lambda: fit(clients=[X, X]), "give a pair (inputs, targets)"),
+    ("other lengths", lambda: fit(clients=[(X, Y[:5])]), "do not have the same length"),
+    ("an empty client", lambda: fit(clients=[(X[:0], Y[:0])]), "no examples"),
+    ("NaN", lambda: fit(clients=[(with_nan(), Y)]), "inputs of example 3 hold NaN"),
+    ("text as labels", lambda: fit(clients=[(X, np.array(["cat"] * 24))]), "number"),
+    ("text as inputs", lambda: fit(clients=[(np.array(["cat"] * 24), Y)]), "number"),
+    ("ragged inputs", lambda: fit(clients=[([[1.0], [2.0, 3.0]], [0, 1])]), "client 0"),
+    ("objects", lambda: fit(clients=[(np.array([None] * 24), Y)]), "number"),
+    ("complex inputs", lambda: fit(clients=[(X * 1j, Y)] * 2), "complex"),
+    ("a label too large", lambda: fit(clients=[(X, Y + 1)] * 2), "allow 0…2"),
+    ("a label below zero", lambda: fit(test=(X, Y - 1)), "has label -1"),
+    ("numbers for labels", lambda: fit(clients=[(X, Y + 0.5)] * 2), "pass your own loss"),
+    ("clients of two shapes", lambda: fit(clients=[(X, Y), (X[:, :3], Y)]), "do not fit together"),
+    ("bytes and floats", lambda: fit(clients=[(X, Y), (X.astype(np.uint8), Y)]), "give all in one type"),
+    ("a test set in bytes", lambda: fit(test=(X.astype(np.uint8), Y)), "test data: input is uint8"),
+    ("test is a data set", lambda: fit(test=DATASET), "give a pair (inputs, targets)"),
+    ("no test", lambda: fit(test=None), "give a pair (inputs, targets)"),
+    # settings
+    ("no rounds", lambda: fit(rounds=0), "rounds"),
+    ("half a round", lambda: fit(rounds=1.5), "rounds"),
+    ("rounds in words", lambda: fit(rounds="ten"), "rounds"),
+    ("a cohort too large", lambda: fit(cohort=9), "cohort"),
+    ("a cohort of nobody", lambda: fit(cohort=0), "cohort"),
+    ("a seed in words", lambda: fit(seed="one"), "seed"),
+    ("an engine that is none", lambda: fit(engine="fast"), "engine"),
+    ("a device that is none", lambda: fit(device="tpu"), "device"),
+    ("a weighting that is none", lambda: fit(weighting="best"), "weighting"),
+    ("options as a number", lambda: fit(client=0.1), "client"),
+    ("a learning rate below zero", lambda: fit(client=anybit.ClientOptions(lr=-1)), "lr"),
+    ("an optimizer that is none", lambda: fit(server=anybit.ServerOptions(optimizer="lion")), "optimizer"),
+    ("bits that are none", lambda: fit(evaluation=anybit.EvaluationOptions(bits=(1,))), "bits"),
+    ("a layer that is none", lambda: fit(sites=anybit.SiteOptions(full_precision=("9",))), "full_precision names '9'"),
+    ("resume without a path", lambda: fit(resume=True), "needs path="),
+    ("callbacks of another kind", lambda: fit(callbacks=[print]), "Callback"),
+    ("on_round that is none", lambda: fit(on_round=3), "on_round"),
+    ("a pipeline of another kind", lambda: fit(pipeline=lambda x: x), "Pipeline"),
+    # variants
+    ("a variant by name", lambda: fit(variant="mqat"), "anybit.mqat()"),
+    ("a variant not called", lambda: fit(variant=anybit.mqat), "anybit.mqat()"),
+    ("mqat at 1 bit", lambda: anybit.mqat(bits=(1, 4)), "bits"),
+    ("mqat at a number", lambda: anybit.mqat(bits=4), "bits"),
+    ("mqat at nothing", lambda: anybit.mqat(bits=()), "bits"),
+    ("mqat at other sites", lambda: anybit.mqat(sites="B"), "sites"),
+    ("qat at 16 bits", lambda: anybit.qat(bits=16), "bits"),
+    ("carousel at words", lambda: anybit.carousel(bits=("two",)), "bits"),
+    ("dropout above 1", lambda: anybit.baseline(dropout=1.5), "dropout"),
+    # loss and metric
+    ("a loss by a wrong name", lambda: fit(loss="mean_square"), "unknown loss"),
+    ("a module's mean loss", lambda: fit(loss=nn.CrossEntropyLoss()), "reduction='none'"),
+    ("a metric of another kind", lambda: fit(metric=3), "metric is a int"),
+    # evaluate
+    ("evaluate a data set", lambda: evaluate(test=DATASET), "give a pair (inputs, targets)"),
+    ("evaluate no model", lambda: evaluate(model="net"), "model must be a torch.nn.Module"),
+    ("a width that is a number", lambda: evaluate(widths=[4]), "W4"),
+    ("widths as one text", lambda: evaluate(widths="W4"), "widths=['W4']"),
+    ("a width of 9 bits", lambda: evaluate(widths=["W9"]), "2…8"),
+    ("activations without calibration", lambda: evaluate(widths=["A4"]), "calibration="),
+    ("calibration of other inputs", lambda: evaluate(widths=["A4"], calibration=X[:, :3]), "shape (1, 3)"),
+    ("a step rule that is none", lambda: evaluate(steps="best"), "steps"),
+    ("a table that is none", lambda: evaluate(steps="table", table={}), "StepTable"),
+    ("labels too large in evaluate", lambda: evaluate(test=(X, Y + 1)), "allow 0…2"),
+    ("other inputs in evaluate", lambda: evaluate(test=(X[:, :3], Y)), "does not take inputs of shape"),
+    # export, runs
+    ("export at a number", lambda: export(widths=[4]), "W4"),
+    ("export to another runtime", lambda: export(runtime="tflite"), "onnx"),
+    ("activations alone in an export", lambda: export(widths=["A4"]), "W8A4"),
+    ("a run that is none", lambda: anybit.Run.load("nowhere"), "nowhere"),
+    ("a run of another type", lambda: anybit.Run.load(3), "path"),
+]
+
+
+@pytest.mark.parametrize(("misuse", "fragment"), [pytest.param(call, text, id=name) for name, call, text in MISUSES])
+def test_misuse(misuse: Callable[[], Any], fragment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AnybitError) as error:
+        misuse()
+    assert fragment in str(error.value)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_a_wrong_keyword_is_pythons_own_error() -> None:
+    with pytest.raises(TypeError, match="learning_rate"):
+        fit(learning_rate=0.1)
