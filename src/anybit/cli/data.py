@@ -62,7 +62,7 @@ def show(recipe: Recipe, overrides: Overrides = None,
     check_cohort(config.cohort, len(split))
     label_spread = spread(data.train.y.numpy(), split, data.class_names)
     numbers = {**label_spread.numbers(), **padding(split, config.cohort, config.client.batch_size, config.client.epochs,
-                                                   config.seed)}
+                                                   config.seed, config.client.local_steps)}
     out = out or Path(f"{label_of(recipe)}-clients.png")
     settings = ", ".join(f"{key} {value}" for key, value in config.split.arguments.items() if key != "clients")
     draw(label_spread, out, f"{config.data.name}, {f'{config.split.name} {settings}'.strip()}: {len(split)} clients")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from anybit import recipes
-from anybit.errors import ConfigError, did_you_mean
+from anybit.errors import ConfigError, at_least, did_you_mean, positive
+from anybit.federated.client import ClientOptions as ClientOptions
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
 from anybit.federated.variants import StepRule
@@ -25,41 +26,12 @@ MOST_THREADS = 1024
 """Limit for configs from elsewhere, because threads are started as asked for."""
 
 
-def _at_least(least: float, **values: float) -> None:
-    for name, value in values.items():
-        if value < least:
-            raise ConfigError(f"{name} = {value}: must be at least {least}")
-
-
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ConfigError(f"{name} = {value}: must be above 0")
-
-
 @dataclass(frozen=True)
 class Component:
     """A model, data source, split or variant: one of anybit's names, or 'package.module:function', and its arguments."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict, metadata={"rest": True})
-
-
-@dataclass(frozen=True)
-class ClientOptions:
-    """Local training."""
-
-    lr: float = 0.05
-    batch_size: int = 64
-    epochs: int = 1
-    step_lr: float = 0.01
-    """Learning rate of learned step sizes, and the most that a local step changes log Δ."""
-    clip: float | None = None
-    """Longest gradient of a local step, without learned step sizes: longer ones are cut to it, non-finite ones left out."""
-
-    def __post_init__(self) -> None:
-        _at_least(1, batch_size=self.batch_size, epochs=self.epochs)
-        _positive(lr=self.lr, step_lr=self.step_lr, **({} if self.clip is None else {"clip": self.clip}))
 
 
 @dataclass(frozen=True)
@@ -86,8 +58,8 @@ class RangeOptions:
     carousel."""
 
     def __post_init__(self) -> None:
-        _at_least(1, calibration_images=self.calibration_images)
-        _positive(spread=self.spread)
+        at_least(1, calibration_images=self.calibration_images)
+        positive(spread=self.spread)
         if self.follow and self.learned:
             raise ConfigError("follow: step sizes that are learned do not follow the weights; choose one of the two")
 
@@ -110,7 +82,7 @@ class EvaluationOptions:
     """At the end also every pair of bits of weights and activations (W4A8, W2A8, W8A4, …), by the variant's step rule."""
 
     def __post_init__(self) -> None:
-        _at_least(1, every=self.every, batch_size=self.batch_size or 1)
+        at_least(1, every=self.every, batch_size=self.batch_size)
         for bits in self.bits:
             check_bits(bits)
 
@@ -136,8 +108,7 @@ class ComputeOptions:
     """Worker processes of the processes engine; none: one per core."""
 
     def __post_init__(self) -> None:
-        given = {"compute.chunk": self.chunk, "compute.workers": self.workers}
-        _at_least(1, **{name: value for name, value in given.items() if value is not None})
+        at_least(1, **{"compute.chunk": self.chunk, "compute.workers": self.workers})
 
 
 @dataclass(frozen=True)
@@ -170,7 +141,7 @@ class FleetOptions:
     def __post_init__(self) -> None:
         names = ("deadline", "wait", "poll", "quarantine", "minimum", "tries", "max_examples", "calibration_devices",
                  "norm_bound")
-        _positive(**{name: getattr(self, name) for name in names if getattr(self, name) is not None})
+        positive(**{name: getattr(self, name) for name in names})
         if self.uplink_bits not in (4, 8, 32):
             raise ConfigError(f"uplink_bits = {self.uplink_bits}: must be 4, 8 or 32")
 
@@ -205,9 +176,9 @@ class Config:
     fleet: FleetOptions = FleetOptions()
 
     def __post_init__(self) -> None:
-        _at_least(1, rounds=self.rounds, cohort=self.cohort, checkpoint_every=self.checkpoint_every)
-        _at_least(0, seed=self.seed)
-        _positive(**{"server.lr": self.server.lr, "server.eps": self.server.eps})
+        at_least(1, rounds=self.rounds, cohort=self.cohort, checkpoint_every=self.checkpoint_every)
+        at_least(0, seed=self.seed)
+        positive(**{"server.lr": self.server.lr, "server.eps": self.server.eps})
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
             raise ConfigError(f"threads = {self.threads}: must be between 1 and {MOST_THREADS}")
         if self.sites.first_last_bits is not None:

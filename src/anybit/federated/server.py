@@ -64,16 +64,21 @@ class Pace(NamedTuple):
 def pace(options: ServerOptions, round: int, rounds: int) -> Pace:
     """Return the numbers of the round that follows `round` earlier ones, t = round + 1 of R.
 
-    linear: η_s·min(1, (R − t + 1)/(decay·R)) · cosine: η_s·½(1 + cos π(t − 1)/R) · β_t = min(β, (1 + t)/(10 + t)), as
-    the first weights are worth little.
+    β_t = min(β, (1 + t)/(10 + t)), as the first weights are worth little.
     """
-    t, factor = round + 1, 1.0
-    if options.schedule == "linear":
-        factor = max(0.0, min(1.0, (rounds - t + 1) / (options.decay * rounds)))
-    elif options.schedule == "cosine":
-        factor = (1 + math.cos(math.pi * (t - 1) / rounds)) / 2
+    t, factor = round + 1, course(options.schedule or "constant", options.decay, round, rounds)
     keep = min(options.average or 0.0, (1 + t) / (10 + t))
     return Pace(*(torch.tensor(number, dtype=torch.float64) for number in (options.lr * factor, keep)))
+
+
+def course(schedule: Schedule, decay: float, round: int, rounds: int) -> float:
+    """Return the factor of a learning rate in the round that follows `round` earlier ones, t = round + 1 of R.
+
+    constant: 1 · linear: min(1, (R − t + 1)/(decay·R)) · cosine: ½(1 + cos π(t − 1)/R).
+    """
+    if schedule == "linear":
+        return max(0.0, min(1.0, (rounds - round) / (decay * rounds)))
+    return (1 + math.cos(math.pi * round / rounds)) / 2 if schedule == "cosine" else 1.0
 
 
 class Moments(NamedTuple):

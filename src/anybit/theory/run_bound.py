@@ -95,7 +95,7 @@ def run_bound(run: Run, given: Known = Known()) -> RunBound:
     estimates = estimate(probe, trainable_weights(task.model), last, given)
     noise, quantized = weight_noise(task, config, table)
     # K of every client
-    local_steps = [config.client.epochs * math.ceil(len(index) / config.client.batch_size) for index in task.split]
+    local_steps = [config.client.steps_of(len(index)) for index in task.split]
     eta_s = config.server.lr if given.eta_s is None else given.eta_s
     setting = Setting(estimates.L, max(local_steps), config.client.lr, eta_s, estimates.sigma_l, estimates.sigma_g, noise)
     violation = theory.violation(setting)
@@ -161,6 +161,8 @@ def departures(task: Task, config: Config, s: Setting, local_steps: list[int], c
         f"{100 * clipped:.2g} % of the trained weights are clipped, beyond the Δ/2 of Assumption 3": clipped > 0,
         "activations are quantized too, the theorem is about weights":
             variant.transform is not None and "A" in variant.sites,
+        "clients do not run plain SGD at one learning rate, as the theorem's do: the figures are those of plain SGD":
+            not config.client.plain,
         "steps are learned, the theorem takes them as fixed: those at the end are used": config.ranges.learned,
         "the server's learning rate goes down, the theorem takes it as fixed: that of the start is used":
             config.server.schedule in ("linear", "cosine"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,16 +23,19 @@ from anybit.federated.algorithm import (
     client_weighting,
     federated_round,
     mean_delta,
+    optimizer_step,
+    optimizer_step_alone,
     sgd_step,
     sgd_step_alone,
     unprojected,
 )
+from anybit.federated.client import begun
 from anybit.federated.cohort import Cohort, build_cohort
 from anybit.federated.objective import client_loss, client_loss_alone, learned_step_scale, strengths
 from anybit.federated.robust import combiner
 from anybit.federated.sampling import sample_cohort
-from anybit.federated.server import Pace, Server, pace, server
-from anybit.federated.state import Given, LogSteps, State, Trainable, projected, trainable_weights, unlearned
+from anybit.federated.server import Pace, Server, course, pace, server
+from anybit.federated.state import Given, LogSteps, State, projected, trainable_weights, unlearned
 from anybit.kernels import use_kernels
 from anybit.kernels.native import library, use_native
 from anybit.quant.calibrate import activation_ranges, one_sided_layers
@@ -100,7 +104,7 @@ class Computation:
                                 lambda everybody: variant.widths_of(config.seed, round, everybody))
         widths = variant.widths_of(config.seed, round, clients)
         return build_cohort(config.seed, round, clients, widths, split, config.client.batch_size, config.client.epochs,
-                            variant.step_widths)
+                            variant.step_widths, config.client.local_steps)
 
     def weighting(self, cohort: Cohort) -> Tensor:
         """Return the share of every client in the mean."""
@@ -113,7 +117,15 @@ class Computation:
     def inputs(self, given: Given, round: int) -> RoundInputs:
         """Lay out a round on the host."""
         cohort = self.cohort(round)
-        return RoundInputs(given, cohort, self.weighting(cohort), self.pace(round))
+        return RoundInputs(self.paced(given, round), cohort, self.weighting(cohort), self.pace(round))
+
+    def paced(self, given: Given, round: int) -> Given:
+        """Return what clients are given in a round, with the factor of their learning rates where these change."""
+        client = self.config.client
+        if client.schedule == "constant":
+            return given
+        factor = course(client.schedule, client.decay, round, self.config.rounds)
+        return given._replace(pace=(torch.tensor(factor, dtype=torch.float64),))
 
     @functools.cached_property
     def project(self) -> Projection:
@@ -143,14 +155,20 @@ class Computation:
             use_native(one)
         single = SingleClientModel(one, config.compute.convolution == "channels-last")
         scale = self._step_scale(stacked, table) if config.ranges.learned else {}
-        rates = Rates(config.client.lr, config.client.step_lr, config.client.clip)
+        options, rates = config.client, Rates(config.client.lr, config.client.step_lr, config.client.clip)
         settings = (task.variant, task.data, task.loss, scale, config.compute.precision == "bf16")
         loss, loss_alone = client_loss(stacked, *settings), client_loss_alone(single, *settings)
 
-        def alone(given: Given) -> LocalStep[Trainable]:
-            return functools.partial(sgd_step_alone, loss=loss_alone(given), rates=rates, lay=single.lay)
+        def alone(given: Given) -> LocalStep[Any]:
+            if options.plain:
+                return functools.partial(sgd_step_alone, loss=loss_alone(given), rates=rates, lay=single.lay)
+            return functools.partial(optimizer_step_alone, loss=loss_alone(given), options=options, pace=given.pace,
+                                     lay=single.lay)
 
-        return ClientStep(functools.partial(sgd_step, loss=loss, rates=rates), alone)
+        if options.plain:
+            return ClientStep(functools.partial(sgd_step, loss=loss, rates=rates), alone)
+        return ClientStep(functools.partial(optimizer_step, loss=loss, options=options), alone,
+                          functools.partial(begun, options=options), operator.attrgetter("trained"))
 
     def _step_scale(self, prepared: nn.Module, table: StepTable) -> Tensors:
         w = trainable_weights(self.task.model)

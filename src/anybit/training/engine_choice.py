@@ -171,7 +171,7 @@ def _seconds(config: Config, task: Task, candidate: Candidate) -> float:
         finally:
             computation.engine.close()
     mean = sum(len(index) for index in task.split) / len(task.split)
-    return seconds / float(cohort.counts.sum()) * mean * config.client.epochs * min(config.cohort, len(task.split))
+    return seconds / float(cohort.counts.sum()) * mean * config.client.passes(mean) * min(config.cohort, len(task.split))
 
 
 def _probe(config: Config, task: Task, size: int) -> Cohort:
