@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from anybit.data.examples import Pipeline
     from anybit.errors import AnybitError
     from anybit.federated.sampling import SamplingOptions
-    from anybit.federated.server import ServerOptions
+    from anybit.federated.server import ServerOptimizer, ServerOptions
     from anybit.federated.variants import (
         Variant,
         apqn,
@@ -41,7 +41,7 @@ _HOME = {
     "anybit.data.examples": ("Pipeline",),
     "anybit.errors": ("AnybitError",),
     "anybit.federated.sampling": ("SamplingOptions",),
-    "anybit.federated.server": ("ServerOptions",),
+    "anybit.federated.server": ("ServerOptimizer", "ServerOptions"),
     "anybit.quant.grid": ("Width",),
     "anybit.quant.ranges": ("StepTable",),
     "anybit.quant.sites": ("SiteOptions", "prepare", "replace_batchnorm"),
@@ -55,9 +55,9 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "AnybitError", "Callback", "ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "Fitted", "Pipeline",
-    "Progress", "RangeOptions", "Run", "SamplingOptions", "Score", "ServerOptions", "SiteOptions", "StepTable", "Variant",
-    "Width", "apqn", "baseline", "carousel", "cycled_widths", "dealt_width", "evaluate", "fit", "fixed_width", "kure",
-    "mqat", "prepare", "qat", "replace_batchnorm", "sampled_width",
+    "Progress", "RangeOptions", "Run", "SamplingOptions", "Score", "ServerOptimizer", "ServerOptions", "SiteOptions",
+    "StepTable", "Variant", "Width", "apqn", "baseline", "carousel", "cycled_widths", "dealt_width", "evaluate", "fit",
+    "fixed_width", "kure", "mqat", "prepare", "qat", "replace_batchnorm", "sampled_width",
 ]
 
 

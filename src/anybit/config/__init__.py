@@ -9,6 +9,7 @@ from typing import Any, Literal
 from anybit import recipes
 from anybit.errors import ConfigError, at_least, did_you_mean, positive
 from anybit.federated.client import ClientOptions as ClientOptions
+from anybit.federated.own import OBJECT as OBJECT
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
 from anybit.federated.variants import StepRule
@@ -20,8 +21,8 @@ from anybit.quant.sites import SiteOptions
 EngineName = Literal["auto", "sequential", "stacked", "processes"]
 Precision = Literal["tf32", "fp32", "bf16"]
 Convolution = Literal["default", "no-onednn", "channels-last", "native"]
-OBJECT = "<python object>"
-"""Name of a model, data or variant that was passed as an object."""
+MOST_PLACES = 10
+"""Of a cohort whose size is left open."""
 MOST_THREADS = 1024
 """Limit for configs from elsewhere, because threads are started as asked for."""
 
@@ -155,7 +156,8 @@ class Config:
     model: Component = Component("resnet20")
     variant: Component = Component("mqat")
     rounds: int = 100
-    cohort: int = 10
+    cohort: int | None = None
+    """Clients of a round; none: 10, or all where there are fewer."""
     sampling: SamplingOptions = SamplingOptions()
     seed: int = 1
     weighting: Literal["uniform", "examples"] = "uniform"
@@ -178,11 +180,14 @@ class Config:
     def __post_init__(self) -> None:
         at_least(1, rounds=self.rounds, cohort=self.cohort, checkpoint_every=self.checkpoint_every)
         at_least(0, seed=self.seed)
-        positive(**{"server.lr": self.server.lr, "server.eps": self.server.eps})
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
             raise ConfigError(f"threads = {self.threads}: must be between 1 and {MOST_THREADS}")
         if self.sites.first_last_bits is not None:
             check_bits(self.sites.first_last_bits)
+
+    def places(self, clients: int = MOST_PLACES) -> int:
+        """Return the size of a cohort among so many clients."""
+        return min(MOST_PLACES, clients) if self.cohort is None else self.cohort
 
 
 OPEN = {"sites.weight_grid": "full", "sites.activation_grid": "full", "sites.quantize_image": True,
@@ -203,7 +208,8 @@ def chosen(config: Config, choices: Mapping[str, Any]) -> Config:
                 config = replace(config, **{table: replace(options, **{name: value})})
             except ConfigError as error:
                 raise ConfigError(f"{table}.{error}") from None
-    server = config.server
+    server = replace(config.server, lr=config.server.rate(config.rounds))
+    config = replace(config, server=server)
     if server.deliver is None:
         steady = server.schedule == "constant" and server.average
         config = replace(config, server=replace(server, deliver="average" if steady else "last"))

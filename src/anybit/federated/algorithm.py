@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from anybit.federated.client import ClientOptions, Local, near_start, optimized
 from anybit.federated.cohort import Batch, Cohort
-from anybit.federated.server import Pace, Server
+from anybit.federated.server import Pace, ServerOptimizer
 from anybit.federated.state import Given, LogSteps, State, Trainable
 from anybit.quant.ranges import all_bits
 from anybit.tensors import Part, Tensors, Tree
@@ -164,8 +164,9 @@ class RoundInputs(NamedTuple):
     pace: Pace
 
 
-def federated_round(state: State, inputs: RoundInputs, client_step: ClientStep, server: Server, map_clients: MapClients,
-                    combine: Combine | None = None, project: Projection = unprojected) -> tuple[State, Tensor]:
+def federated_round(state: State, inputs: RoundInputs, client_step: ClientStep, server: ServerOptimizer,
+                    map_clients: MapClients, combine: Combine | None = None,
+                    project: Projection = unprojected) -> tuple[State, Tensor]:
     """Run one round: all clients of the cohort in parallel, the mean of their deltas, the server's step."""
     cohort, given = inputs.cohort, inputs.given.at(state.w)
     parts = map_clients(client_update, client_step, state.trainable, given, cohort)
@@ -174,7 +175,7 @@ def federated_round(state: State, inputs: RoundInputs, client_step: ClientStep, 
     return server_update(state, delta, server, inputs.pace, given, project), losses
 
 
-def server_update(state: State, delta: Trainable, server: Server, pace: Pace, given: Given,
+def server_update(state: State, delta: Trainable, server: ServerOptimizer, pace: Pace, given: Given,
                   project: Projection = unprojected) -> State:
     """Return the state after the server optimizer's step on the weights; log step sizes move by their mean delta."""
     optimizer, w = server.step(state.optimizer, state.w, delta.w, pace.rate)       # w_{t+1} ← w_t + η_s·Δ_t

@@ -68,7 +68,9 @@ class Device:
         self.content, self.node = content, node
         self.order: dict[str, Any] = dict(content.config_records["order"])
         config: Config = read(Config, json.loads(self.order["config"]))
-        self.config = replace(config, cohort=1, engine="sequential", device=node.device, threads=None)
+        # The server's own optimizer and schedule are no business of a device, nor its code to import.
+        self.config = replace(config, cohort=1, engine="sequential", device=node.device, threads=None,
+                              server=replace(config.server, optimizer="sgd", schedule="constant"))
         self.computation = open_computation(local_task(self.config, node, trusted), self.config, _check_examples)
         self.task, self.device = self.computation.task, self.computation.device
         self.evaluator = self.computation.evaluator

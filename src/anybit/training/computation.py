@@ -32,9 +32,10 @@ from anybit.federated.algorithm import (
 from anybit.federated.client import begun
 from anybit.federated.cohort import Cohort, build_cohort
 from anybit.federated.objective import client_loss, client_loss_alone, learned_step_scale, strengths
+from anybit.federated.own import check_optimizer, sampled
 from anybit.federated.robust import combiner
 from anybit.federated.sampling import sample_cohort
-from anybit.federated.server import Pace, Server, course, pace, server
+from anybit.federated.server import Pace, ServerOptimizer, course, pace, server
 from anybit.federated.state import Given, LogSteps, State, projected, trainable_weights, unlearned
 from anybit.kernels import use_kernels
 from anybit.kernels.native import library, use_native
@@ -65,9 +66,9 @@ class Computation:
     evaluator: Evaluator
 
     @functools.cached_property
-    def server(self) -> Server:
+    def server(self) -> ServerOptimizer:
         """The server's optimizer."""
-        return server(self.config.server)
+        return self.task.server or server(self.config.server)
 
     def start(self) -> tuple[State, StepTable]:
         """Return round 0: the initial weights, and the step sizes that are fixed (or learned) from now on."""
@@ -100,8 +101,11 @@ class Computation:
     def cohort(self, round: int) -> Cohort:
         """Draw who takes part in a round, at which width, on which batches."""
         config, split, variant = self.config, self.task.split, self.task.variant
-        clients = sample_cohort(config.sampling, config.seed, round, len(split), config.cohort,
-                                lambda everybody: variant.widths_of(config.seed, round, everybody))
+        if self.task.sampler:
+            clients = sampled(self.task.sampler, config.seed, round, len(split), config.places(len(split)))
+        else:
+            clients = sample_cohort(config.sampling, config.seed, round, len(split), config.places(len(split)),
+                                    lambda everybody: variant.widths_of(config.seed, round, everybody))
         widths = variant.widths_of(config.seed, round, clients)
         return build_cohort(config.seed, round, clients, widths, split, config.client.batch_size, config.client.epochs,
                             variant.step_widths, config.client.local_steps)
@@ -112,7 +116,7 @@ class Computation:
 
     def pace(self, round: int) -> Pace:
         """Return the server's learning rate, and the weight of the old average, in a round."""
-        return pace(self.config.server, round, self.config.rounds)
+        return pace(self.config.server, round, self.config.rounds, self.task.schedule)
 
     def inputs(self, given: Given, round: int) -> RoundInputs:
         """Lay out a round on the host."""
@@ -195,6 +199,7 @@ def open_computation(task: Task, config: Config, check: Callable[[Task, Config],
     check: in place of looking at the clients, who are not known here where they are devices.
     """
     config = chosen(config, task.variant.choices)
+    config = replace(config, cohort=config.places() if check else config.places(len(task.split)))
     device = own_device(pick_device(config.device))
     if device.type == "cpu" and config.compute.convolution == "native":
         library()
@@ -203,6 +208,8 @@ def open_computation(task: Task, config: Config, check: Callable[[Task, Config],
     (check or check_clients)(task, config)
     check_ranges(config, task.variant)
     check_model(task, config)
+    if task.server:
+        check_optimizer(task.server, trainable_weights(task.model))
     if config.sites.activation_grid == "auto" and config.sites.one_sided is None:
         config = replace(config, sites=replace(config.sites, one_sided=_one_sided(task, config)))
     return Computation(task, config, device, engine, build_evaluator(task, config, engine))
