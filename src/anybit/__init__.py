@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from anybit.errors import AnybitError, AnybitWarning
     from anybit.federated.metrics import Metric, accuracy
     from anybit.federated.sampling import SamplingOptions
-    from anybit.federated.server import ServerOptions
+    from anybit.federated.server import ServerOptimizer, ServerOptions
     from anybit.federated.variants import (
         Variant,
         apqn,
@@ -43,7 +43,7 @@ _HOME = {
     "anybit.errors": ("AnybitError", "AnybitWarning"),
     "anybit.federated.metrics": ("Metric", "accuracy"),
     "anybit.federated.sampling": ("SamplingOptions",),
-    "anybit.federated.server": ("ServerOptions",),
+    "anybit.federated.server": ("ServerOptimizer", "ServerOptions"),
     "anybit.quant.grid": ("Width",),
     "anybit.quant.ranges": ("StepTable",),
     "anybit.quant.sites": ("SiteOptions", "prepare", "replace_batchnorm"),
@@ -57,9 +57,9 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "AnybitError", "AnybitWarning", "Callback", "ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "Fitted",
-    "Metric", "Pipeline", "Progress", "RangeOptions", "Run", "SamplingOptions", "Score", "ServerOptions", "SiteOptions",
-    "StepTable", "Variant", "Width", "accuracy", "apqn", "baseline", "carousel", "cycled_widths", "dealt_width", "evaluate",
-    "fit", "fixed_width", "kure", "mqat", "prepare", "qat", "replace_batchnorm", "sampled_width",
+    "Metric", "Pipeline", "Progress", "RangeOptions", "Run", "SamplingOptions", "Score", "ServerOptimizer", "ServerOptions",
+    "SiteOptions", "StepTable", "Variant", "Width", "accuracy", "apqn", "baseline", "carousel", "cycled_widths",
+    "dealt_width", "evaluate", "fit", "fixed_width", "kure", "mqat", "prepare", "qat", "replace_batchnorm", "sampled_width",
 ]
 
 

@@ -7,7 +7,7 @@ import functools
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,8 +28,9 @@ from anybit.config import (
 from anybit.data.examples import Data, Pipeline, as_examples, as_inputs, check_alike, check_pairs, joined
 from anybit.errors import ConfigError, DataError, Interrupted
 from anybit.federated.metrics import PerExample, cross_entropy, meaning
+from anybit.federated.own import Course, Sampler
 from anybit.federated.sampling import SamplingOptions
-from anybit.federated.server import ServerOptions
+from anybit.federated.server import ServerOptimizer, ServerOptions
 from anybit.federated.state import trainable_weights
 from anybit.federated.variants import StepRule, Variant, baseline, mqat
 from anybit.files.schema import plain, read
@@ -56,7 +57,7 @@ Arrays = tuple[Any, Any]
 
 
 def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Variant | None = None, *,
-        rounds: int = Config.rounds, cohort: int = Config.cohort, sampling: SamplingOptions = SamplingOptions(),
+        rounds: int = Config.rounds, cohort: int | None = None, sampling: SamplingOptions = SamplingOptions(),
         seed: int = Config.seed, weighting: Literal["uniform", "examples"] = Config.weighting,
         client: ClientOptions = ClientOptions(), server: ServerOptions = ServerOptions(),
         sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(),
@@ -65,7 +66,9 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         engine: EngineName = "auto", device: str = "auto", compute: ComputeOptions = ComputeOptions(),
         checkpoint_every: int = Config.checkpoint_every,
         path: str | Path | None = None, resume: bool = False,
-        on_round: Callable[[Progress], None] | None = None, callbacks: Sequence[Callback] = ()) -> Fitted:
+        on_round: Callable[[Progress], None] | None = None, callbacks: Sequence[Callback] = (),
+        server_optimizer: ServerOptimizer | None = None, sampler: Sampler | None = None,
+        schedule: Course | None = None) -> Fitted:
     """Train `model` over `clients` so that it can be quantized to every bit-width.
 
     clients: one (inputs, targets) pair per client · test: the pair the server model is evaluated on · variant: how
@@ -74,8 +77,11 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
     goes on, and where there is none yet, it starts; Ctrl-C ends such a run after its round, with a checkpoint · on_round:
     called after every round; callbacks: the same with more to hear, and to see · loss, metric: functions of (outputs,
     targets) that return one value per example, or names ("mse"); without a metric it is accuracy for scores of classes with
-    whole-number labels, and else the loss itself; an `anybit.Metric` says its unit and which direction is better. The
-    model is not changed; the result holds the trained copy.
+    whole-number labels, and else the loss itself; an `anybit.Metric` says its unit and which direction is better · cohort:
+    clients of a round, 10 (or all, where there are fewer) if not given · server_optimizer, sampler, schedule: of your own,
+    in place of those that `server` and `sampling` name: ServerOptimizer(init, step), f(seed, rounds before, clients, size) →
+    client numbers, f(rounds before, rounds) → factor of the server's learning rate. The model is not changed; the result
+    holds the trained copy.
     """
     variant = variant or mqat()
     if not isinstance(model, nn.Module) or not isinstance(variant, Variant):
@@ -93,7 +99,8 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
     data = Data(joined(parts), held_out, pipeline)
     check_alike(data.test, data.train, "test data", "the clients")
     model = copy.deepcopy(model)
-    task = Task(model, variant, data, split, *loss_and_metric(loss, metric, model, data, output), output)
+    task = Task(model, variant, data, split, *loss_and_metric(loss, metric, model, data, output), output, server_optimizer,
+                sampler, schedule)
     config: Config = read(Config, plain({
         "data": Component(OBJECT), "split": Component(OBJECT), "model": Component(OBJECT),
         "variant": Component(OBJECT, {"is": variant.name}), "rounds": rounds, "cohort": cohort, "sampling": sampling,
@@ -102,6 +109,7 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         "engine": engine, "device": device, "compute": compute, "checkpoint_every": checkpoint_every}))
     if resume and path is None:
         raise ConfigError("resume=True needs path=…: the folder of the run that goes on")
+    config = _with_own(config, task)
     opened = open_run(None if path is None else Path(path), config, lambda stored: task, resume=resume)
     watch = Watch()
     told = [*callbacks, *([EachRound(on_round)] if on_round else [])]
@@ -125,6 +133,14 @@ def _check_followers(on_round: Any, callbacks: Any) -> None:
         if not isinstance(callback, Callback):
             raise ConfigError(f"callbacks holds a {type(callback).__name__}: derive it from anybit.Callback, or pass a "
                               "function as on_round")
+
+
+def _with_own(config: Config, task: Task) -> Config:
+    """Return the config with the user's own parts in it, as objects."""
+    server = replace(config.server, optimizer=OBJECT if task.server else config.server.optimizer,
+                     schedule=OBJECT if task.schedule else config.server.schedule)
+    sampling = replace(config.sampling, policy=OBJECT) if task.sampler else config.sampling
+    return replace(config, server=server, sampling=sampling)
 
 
 def _pair(arrays: Any, what: str) -> Arrays:

@@ -84,3 +84,17 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else "known: " + ", ".join(names)
+
+
+def at_least(least: float, **values: float | None) -> None:
+    """Raise for a setting below `least`; one that is left open is none."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ConfigError(f"{name} = {value}: must be at least {least}")
+
+
+def positive(**values: float | None) -> None:
+    """Raise for a setting that is not above 0; one that is left open is none."""
+    for name, value in values.items():
+        if value is not None and not value > 0:
+            raise ConfigError(f"{name} = {value}: must be above 0")

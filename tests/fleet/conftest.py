@@ -114,7 +114,7 @@ class FleetRun:
     watch: Watch
 
     def start(self) -> tuple[State, StepTable]:
-        self.devices.present(self.computation.config.cohort, 1)
+        self.devices.present(self.computation.config.places(), 1)
         return self.computation.start()
 
     def train(self) -> Trained:

@@ -51,6 +51,7 @@ def data() -> tuple[list[tuple[Any, Any]], tuple[Any, Any]]:
 def fit(engine: Any, variant: Variant | None = None, model: nn.Module | None = None, **settings: Any) -> Fitted:
     clients, test = data()
     return anybit.fit(model or net(), clients, test, variant or anybit.mqat(sites="WA"), rounds=2, cohort=3, engine=engine,
+                      server=anybit.ServerOptions(lr=1e-3),
                       device="cpu", evaluation=anybit.EvaluationOptions(bits=(2, 8)), **settings)
 
 

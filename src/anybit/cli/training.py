@@ -93,7 +93,8 @@ def _train(opened: OpenRun, reporter: Reporter, json: bool) -> None:
 def _cost(config: Config, task: Task) -> dict[str, Any]:
     """Return the work of the run, counted in images through the model."""
     mean = sum(len(index) for index in task.split) / len(task.split)
-    epochs, evaluations = config.rounds * config.cohort * config.client.epochs, config.rounds // config.evaluation.every + 1
+    clients, evaluations = config.rounds * config.places(len(task.split)), config.rounds // config.evaluation.every + 1
+    epochs = clients * config.client.passes(mean)
     return {"parameters": sum(p.numel() for p in task.model.parameters()), "clients": len(task.split),
             "training_images": round(epochs * mean),
             "evaluation_images": evaluations * len(config.evaluation.bits) * len(task.data.test),

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from anybit import recipes
-from anybit.errors import ConfigError, did_you_mean
+from anybit.errors import ConfigError, at_least, did_you_mean, positive
+from anybit.federated.client import ClientOptions as ClientOptions
+from anybit.federated.own import OBJECT as OBJECT
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
 from anybit.federated.variants import StepRule
@@ -19,22 +21,10 @@ from anybit.quant.sites import SiteOptions
 EngineName = Literal["auto", "sequential", "stacked", "processes"]
 Precision = Literal["tf32", "fp32", "bf16"]
 Convolution = Literal["default", "no-onednn", "channels-last", "native"]
-OBJECT = "<python object>"
-"""Name of a model, data or variant that was passed as an object."""
+MOST_PLACES = 10
+"""Of a cohort whose size is left open."""
 MOST_THREADS = 1024
 """Limit for configs from elsewhere, because threads are started as asked for."""
-
-
-def _at_least(least: float, **values: float) -> None:
-    for name, value in values.items():
-        if value < least:
-            raise ConfigError(f"{name} = {value}: must be at least {least}")
-
-
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ConfigError(f"{name} = {value}: must be above 0")
 
 
 @dataclass(frozen=True)
@@ -43,23 +33,6 @@ class Component:
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict, metadata={"rest": True})
-
-
-@dataclass(frozen=True)
-class ClientOptions:
-    """Local training."""
-
-    lr: float = 0.05
-    batch_size: int = 64
-    epochs: int = 1
-    step_lr: float = 0.01
-    """Learning rate of learned step sizes, and the most that a local step changes log Δ."""
-    clip: float | None = None
-    """Longest gradient of a local step, without learned step sizes: longer ones are cut to it, non-finite ones left out."""
-
-    def __post_init__(self) -> None:
-        _at_least(1, batch_size=self.batch_size, epochs=self.epochs)
-        _positive(lr=self.lr, step_lr=self.step_lr, **({} if self.clip is None else {"clip": self.clip}))
 
 
 @dataclass(frozen=True)
@@ -86,8 +59,8 @@ class RangeOptions:
     carousel."""
 
     def __post_init__(self) -> None:
-        _at_least(1, calibration_images=self.calibration_images)
-        _positive(spread=self.spread)
+        at_least(1, calibration_images=self.calibration_images)
+        positive(spread=self.spread)
         if self.follow and self.learned:
             raise ConfigError("follow: step sizes that are learned do not follow the weights; choose one of the two")
 
@@ -110,7 +83,7 @@ class EvaluationOptions:
     """At the end also every pair of bits of weights and activations (W4A8, W2A8, W8A4, …), by the variant's step rule."""
 
     def __post_init__(self) -> None:
-        _at_least(1, every=self.every, batch_size=self.batch_size or 1)
+        at_least(1, every=self.every, batch_size=self.batch_size)
         for bits in self.bits:
             check_bits(bits)
 
@@ -136,8 +109,7 @@ class ComputeOptions:
     """Worker processes of the processes engine; none: one per core."""
 
     def __post_init__(self) -> None:
-        given = {"compute.chunk": self.chunk, "compute.workers": self.workers}
-        _at_least(1, **{name: value for name, value in given.items() if value is not None})
+        at_least(1, **{"compute.chunk": self.chunk, "compute.workers": self.workers})
 
 
 @dataclass(frozen=True)
@@ -170,7 +142,7 @@ class FleetOptions:
     def __post_init__(self) -> None:
         names = ("deadline", "wait", "poll", "quarantine", "minimum", "tries", "max_examples", "calibration_devices",
                  "norm_bound")
-        _positive(**{name: getattr(self, name) for name in names if getattr(self, name) is not None})
+        positive(**{name: getattr(self, name) for name in names})
         if self.uplink_bits not in (4, 8, 32):
             raise ConfigError(f"uplink_bits = {self.uplink_bits}: must be 4, 8 or 32")
 
@@ -184,7 +156,8 @@ class Config:
     model: Component = Component("resnet20")
     variant: Component = Component("mqat")
     rounds: int = 100
-    cohort: int = 10
+    cohort: int | None = None
+    """Clients of a round; none: 10, or all where there are fewer."""
     sampling: SamplingOptions = SamplingOptions()
     seed: int = 1
     weighting: Literal["uniform", "examples"] = "uniform"
@@ -207,13 +180,16 @@ class Config:
     fleet: FleetOptions = FleetOptions()
 
     def __post_init__(self) -> None:
-        _at_least(1, rounds=self.rounds, cohort=self.cohort, checkpoint_every=self.checkpoint_every)
-        _at_least(0, seed=self.seed)
-        _positive(**{"server.lr": self.server.lr, "server.eps": self.server.eps})
+        at_least(1, rounds=self.rounds, cohort=self.cohort, checkpoint_every=self.checkpoint_every)
+        at_least(0, seed=self.seed)
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
             raise ConfigError(f"threads = {self.threads}: must be between 1 and {MOST_THREADS}")
         if self.sites.first_last_bits is not None:
             check_bits(self.sites.first_last_bits)
+
+    def places(self, clients: int = MOST_PLACES) -> int:
+        """Return the size of a cohort among so many clients."""
+        return min(MOST_PLACES, clients) if self.cohort is None else self.cohort
 
 
 OPEN = {"sites.weight_grid": "full", "sites.activation_grid": "full", "sites.quantize_image": True,
@@ -234,7 +210,8 @@ def chosen(config: Config, choices: Mapping[str, Any]) -> Config:
                 config = replace(config, **{table: replace(options, **{name: value})})
             except ConfigError as error:
                 raise ConfigError(f"{table}.{error}") from None
-    server = config.server
+    server = replace(config.server, lr=config.server.rate(config.rounds))
+    config = replace(config, server=server)
     if server.deliver is None:
         steady = server.schedule == "constant" and server.average
         config = replace(config, server=replace(server, deliver="average" if steady else "last"))

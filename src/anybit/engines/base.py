@@ -24,7 +24,8 @@ class Engine:
         """Run update(w, batches, local step) for every client of the cohort; return parts, in order.
 
         w, given: trees of tensors · client_step: a local step in two forms, `mapped` over stacked clients, and `alone`,
-        which makes that of one client from `given`.
+        which makes that of one client from `given`; `begin` and `end` add to w what the client's optimizer keeps, and take
+        it from the change.
         """
         raise NotImplementedError
 

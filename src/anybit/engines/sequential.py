@@ -17,5 +17,6 @@ class Sequential(Engine):
     def map_clients(self, update: Callable[..., Any], client_step: Any, w: Any, given: Any, cohort: Any) -> Iterator[Part]:
         """Give one part per client; the losses of shorter clients end in zeros."""
         for i in range(len(cohort.clients)):
-            delta, losses = update(w, cohort.batches(i), client_step.alone(given))
+            change, losses = update(client_step.begin(w), cohort.batches(i), client_step.alone(given))
+            delta = client_step.end(change)
             yield slice(i, i + 1), picked(delta, None), pad(losses, (0, cohort.local_steps - len(losses)))[None]

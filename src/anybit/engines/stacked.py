@@ -57,7 +57,8 @@ class Stacked(Engine):
         if client_step.mapped not in self.mapped:
             self.mapped[client_step.mapped] = self.compile(torch.func.vmap(client_step.mapped))
         walk = _unsegmented if self.compiled or self.captured else _segmented
-        return walk(update, self.mapped[client_step.mapped], w, given, cohort)
+        changes, losses = walk(update, self.mapped[client_step.mapped], client_step.begin(w), given, cohort)
+        return client_step.end(changes), losses
 
 
 def _bound(mapped: Callable[..., Any], given: Any) -> Callable[..., Any]:

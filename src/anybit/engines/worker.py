@@ -168,7 +168,8 @@ def _train(job: Job, w: Any, given: Any, cohort: Any, client: int, place: Any) -
 
     try:
         local_step = job.client_step.alone(given)
-        delta, losses = job.update(w, counted_batches(), local_step)
+        change, losses = job.update(job.client_step.begin(w), counted_batches(), local_step)
+        delta = job.client_step.end(change)
         for target, value in zip(pytree.tree_leaves(place), pytree.tree_leaves(delta), strict=True):
             target.copy_(value)
         return Done(client, losses)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from anybit.federated.client import ClientOptions, Local, near_start, optimized
 from anybit.federated.cohort import Batch, Cohort
-from anybit.federated.server import Pace, Server
+from anybit.federated.server import Pace, ServerOptimizer
 from anybit.federated.state import Given, LogSteps, State, Trainable
 from anybit.quant.ranges import all_bits
 from anybit.tensors import Part, Tensors, Tree
@@ -26,7 +27,9 @@ BoundLoss = Callable[[Trainable, Batch], tuple[Tensor, Tensor]]
 """Loss of one client: (w, ξ) → the same."""
 
 LocalStep = Callable[[Tree, Batch], tuple[Tree, Tensor]]
-"""Local step of one client, or of many side by side: (w, ξ) → (w after one step of SGD, the loss before it)."""
+"""Local step of one client, or of many side by side: (w, ξ) → (w after one step of SGD, the loss before it).
+
+w is a tree: the trained tensors alone, or beside what the client's optimizer keeps (`Local`)."""
 
 MapClients = Callable[[Callable[..., Any], "ClientStep", Trainable, Given, Cohort], Iterable[Part]]
 """Engine: runs `client_update` with the client step for every client of the cohort, in parts, in order."""
@@ -74,7 +77,31 @@ def sgd_step(w: Trainable, given: Given, xi: Batch, loss: Loss, rates: Rates) ->
 
 def sgd_step_alone(w: Trainable, xi: Batch, loss: BoundLoss, rates: Rates,
                    lay: Callable[[Tensor], Tensor]) -> tuple[Trainable, Tensor]:
-    """Return `sgd_step` of one client outside vmap, on an unpadded batch; `lay` puts parameters into memory order.
+    """Return `sgd_step` of one client outside vmap, on an unpadded batch."""
+    w, gradient, value = gradient_alone(w, xi, loss, lay)
+    return descended(w, clipped(gradient, rates.clip), rates, lambda p, rate, g: torch.add(p, g, alpha=-rate)), value
+
+
+def optimizer_step(state: Local, given: Given, xi: Batch, loss: Loss, options: ClientOptions) -> tuple[Local, Tensor]:
+    """Return the client after a step of its optimizer, and f(w; ξ). A padded batch changes nothing of either."""
+    gradient, value = torch.func.grad(loss, has_aux=True)(state.trained, given, xi)
+    gradient = clipped(near_start(gradient, state, options.prox), options.clip)
+    new = optimized(state, gradient, xi.local_step + 1, options, *given.pace or (1.0,))
+    return pytree.tree_map(lambda p, new: new if new is p else torch.where(xi.real > 0, new, p), state, new), value
+
+
+def optimizer_step_alone(state: Local, xi: Batch, loss: BoundLoss, options: ClientOptions, pace: tuple[Tensor, ...],
+                         lay: Callable[[Tensor], Tensor]) -> tuple[Local, Tensor]:
+    """Return `optimizer_step` of one client outside vmap, on an unpadded batch."""
+    w, gradient, value = gradient_alone(state.trained, xi, loss, lay)
+    state = state._replace(trained=w)
+    gradient = clipped(near_start(gradient, state, options.prox), options.clip)
+    return optimized(state, gradient, xi.local_step + 1, options, *pace or (1.0,)), value
+
+
+def gradient_alone(w: Trainable, xi: Batch, loss: BoundLoss,
+                   lay: Callable[[Tensor], Tensor]) -> tuple[Trainable, Trainable, Tensor]:
+    """Return (w, ∇f*(w; ξ), f(w; ξ)) of one client outside vmap; `lay` puts parameters into memory order.
 
     Faster than torch.func.grad, which prepares for second derivatives and so forbids the fused backward of GroupNorm.
     """
@@ -85,8 +112,7 @@ def sgd_step_alone(w: Trainable, xi: Batch, loss: BoundLoss, rates: Rates,
         slots = (leaves.w, *leaves.log_steps)
         slopes = iter(torch.autograd.grad(objective, [p for slot in slots for p in slot.values()], materialize_grads=True))
     g, *g_log_steps = ({n: next(slopes) for n in slot} for slot in slots)
-    gradient = clipped(Trainable(g, LogSteps(*g_log_steps)), rates.clip)
-    return descended(leaves, gradient, rates, lambda p, rate, slope: torch.add(p.detach(), slope, alpha=-rate)), value
+    return pytree.tree_map(torch.detach, leaves), Trainable(g, LogSteps(*g_log_steps)), value
 
 
 def descended(w: Trainable, g: Trainable, rates: Rates, step: Callable[[Tensor, float, Tensor], Tensor]) -> Trainable:
@@ -110,14 +136,23 @@ def clipped(g: Trainable, most: float | None) -> Trainable:
                      pytree.tree_map(lambda slope: torch.where(finite, slope, 0.0), log_steps))
 
 
+def unchanged(tree: Any) -> Any:
+    """Return the tree itself."""
+    return tree
+
+
 @dataclass(frozen=True)
 class ClientStep:
     """A local step in two forms of the same computation."""
 
-    mapped: Callable[[Trainable, Given, Batch], tuple[Trainable, Tensor]]
+    mapped: Callable[[Any, Given, Batch], tuple[Any, Tensor]]
     """Form for vmap, compile and capture: (w, given, ξ), all of them tensors."""
-    alone: Callable[[Given], LocalStep[Trainable]]
+    alone: Callable[[Given], LocalStep[Any]]
     """Form for one client: given → its local step, planned once for all its batches of a width."""
+    begin: Callable[[Trainable], Any] = unchanged
+    """What local steps start from: the server's w, or that and what the client's optimizer keeps."""
+    end: Callable[[Any], Trainable] = unchanged
+    """The part of its change over the round that is the delta."""
 
 
 class RoundInputs(NamedTuple):
@@ -129,8 +164,9 @@ class RoundInputs(NamedTuple):
     pace: Pace
 
 
-def federated_round(state: State, inputs: RoundInputs, client_step: ClientStep, server: Server, map_clients: MapClients,
-                    combine: Combine | None = None, project: Projection = unprojected) -> tuple[State, Tensor]:
+def federated_round(state: State, inputs: RoundInputs, client_step: ClientStep, server: ServerOptimizer,
+                    map_clients: MapClients, combine: Combine | None = None,
+                    project: Projection = unprojected) -> tuple[State, Tensor]:
     """Run one round: all clients of the cohort in parallel, the mean of their deltas, the server's step."""
     cohort, given = inputs.cohort, inputs.given.at(state.w)
     parts = map_clients(client_update, client_step, state.trainable, given, cohort)
@@ -139,7 +175,7 @@ def federated_round(state: State, inputs: RoundInputs, client_step: ClientStep, 
     return server_update(state, delta, server, inputs.pace, given, project), losses
 
 
-def server_update(state: State, delta: Trainable, server: Server, pace: Pace, given: Given,
+def server_update(state: State, delta: Trainable, server: ServerOptimizer, pace: Pace, given: Given,
                   project: Projection = unprojected) -> State:
     """Return the state after the server optimizer's step on the weights; log step sizes move by their mean delta."""
     optimizer, w = server.step(state.optimizer, state.w, delta.w, pace.rate)       # w_{t+1} ← w_t + η_s·Δ_t

@@ -155,33 +155,27 @@ def same_width(seed: int, round: int, client: int, width: Width, count: int) -> 
 
 def build_cohort(seed: int, round: int, clients: Sequence[int], widths: Sequence[Width],
                  split: Sequence[np.ndarray] | Mapping[int, np.ndarray], batch_size: int, epochs: int,
-                 step_widths: StepWidths = same_width) -> Cohort:
+                 step_widths: StepWidths = same_width, local_steps: int | None = None) -> Cohort:
     """Draw every client's batch order and lay the batches out as (client, local step, row), padded to the longest client.
 
-    On the host, while the device is busy with the round before.
+    On the host, while the device is busy with the round before. local_steps: as many for every client, instead of epochs.
     """
     longest = max(len(split[client]) for client in clients)
     most = min(batch_size, longest)
-    shape = (len(clients), epochs, -(-longest // most), most)
+    shape = (len(clients), local_steps or epochs * -(-longest // most), most)
     index, rows = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
     for i, client in enumerate(clients):
         draw, examples = generator(seed, "order", round, client), split[client]
-        for epoch in range(epochs):
-            index[i, epoch].reshape(-1)[:len(examples)] = examples[draw.permutation(len(examples))]
-            rows[i, epoch].reshape(-1)[:len(examples)] = 1
+        an_epoch = -(-len(examples) // most)
+        end = local_steps or epochs * an_epoch
+        for start in range(0, end, an_epoch):
+            order = examples[draw.permutation(len(examples))][:(end - start) * most]
+            index[i, start:start + an_epoch].reshape(-1)[:len(order)] = order
+            rows[i, start:start + an_epoch].reshape(-1)[:len(order)] = 1
     keys = [key(seed, "client", round, client) for client in clients]
-    index, rows = _without_gaps(index, rows) if epochs > 1 else (index[:, 0], rows[:, 0])
     bits = np.full((*index.shape[:2], 2), FLOAT)
     for i, (client, width) in enumerate(zip(clients, widths, strict=True)):
         count = int(rows[i, :, 0].sum())
         bits[i, :count] = step_widths(seed, round, client, width, count)
     return Cohort(round, tuple(clients), tuple(widths), tuple(len(split[c]) for c in clients), torch.from_numpy(bits),
                   torch.from_numpy(index), torch.from_numpy(rows), torch.tensor(keys))
-
-
-def _without_gaps(index: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Turn (client, epoch, step, row) into (client, step, row): a short client's epochs join, its padding comes last."""
-    clients, epochs, steps, most = index.shape
-    index, rows = index.reshape(clients, epochs * steps, most), rows.reshape(clients, epochs * steps, most)
-    order = np.argsort(rows[:, :, 0] == 0, 1, kind="stable")[:, :, None]
-    return np.take_along_axis(index, order, 1), np.take_along_axis(rows, order, 1)

@@ -5,26 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
 from anybit.errors import ConfigError
 from anybit.federated.cohort import sample_clients
+from anybit.federated.own import check_name, not_at_hand
 from anybit.quant.grid import Width
 from anybit.randomness import generator
+
+POLICIES = ("uniform", "stratified", "weighted")
 
 
 @dataclass(frozen=True)
 class SamplingOptions:
     """Policy that draws S_t. Uniform is the paper's; the others depend on each client's width in the round."""
 
-    policy: Literal["uniform", "stratified", "weighted"] = "uniform"
-    """stratified: all widths equally often · weighted: in proportion to `weights`."""
+    policy: str = "uniform"
+    """stratified: all widths equally often · weighted: in proportion to `weights` · 'module:function': a sampler of one's
+    own, (seed, rounds before, clients, size) → client numbers."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """{width: weight} of the weighted policy, e.g. {W2 = 3}; other widths have weight 1."""
 
     def __post_init__(self) -> None:
+        check_name("policy", self.policy, POLICIES)
         for width, weight in self.weights.items():
             Width.parse(width)
             if not isinstance(weight, int | float) or not 0 <= weight < math.inf:
@@ -45,6 +49,8 @@ def sample_cohort(options: SamplingOptions, seed: int, round: int, clients: int,
     if options.policy == "uniform":
         return sample_clients(seed, round, clients, size)
     widths, draw = widths_of(range(clients)), generator(seed, "cohort", round)
+    if options.policy not in POLICIES:
+        raise not_at_hand("sampling.policy", options.policy)
     if options.policy == "stratified":
         return _stratified(widths, size, draw)
     share = shares(options, widths)

@@ -5,34 +5,45 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from anybit.errors import ConfigError
+from anybit.errors import ConfigError, positive
+from anybit.federated.own import Course, check_name, factor, not_at_hand
 from anybit.tensors import Tensors
 
 Schedule = Literal["constant", "linear", "cosine"]
 Delivered = Literal["last", "average"]
+OPTIMIZERS = ("sgd", "adam", "adagrad", "yogi")
 
 
 @dataclass(frozen=True)
 class ServerOptions:
     """The server's optimizer. All of the paper's experiments use Adam with bias correction."""
 
-    optimizer: Literal["sgd", "adam", "adagrad", "yogi"] = "adam"
-    lr: float = 1e-3
+    optimizer: str = "adam"
+    """sgd (with momentum: FedAvgM), adam, adagrad, yogi, or 'module:function', a function of these options that returns a
+    ServerOptimizer."""
+    lr: float | None = None
+    """η_s; none: 1 for SGD and for an optimizer of one's own; for the adaptive ones by the number of rounds, 1e-2 up to 100
+    and 1e-3 from 2,000, in between on the straight line of the logarithms."""
     eps: float = 1e-8
+    """ε of the adaptive optimizers: w ← w + η_s·m/(√v + ε)."""
     beta1: float = 0.9
+    """β₁ of the adaptive optimizers: m ← β₁·m + (1 − β₁)·Δ_t."""
     beta2: float = 0.999
+    """β₂ of Adam and Yogi."""
+    momentum: float = 0.0
+    """β of SGD: m ← β·m + Δ_t, w ← w + η_s·m."""
     mean: Literal["mean", "median", "trimmed"] = "mean"
     """Combination of the deltas: their mean (the paper's), or robustly the median or trimmed mean per coordinate."""
     trim: float = 0.2
     """Share of clients that the trimmed mean leaves out at either end."""
-    schedule: Schedule | None = None
-    """Course of the learning rate: constant, linear (down to 0 over the last rounds) or cosine (over all of them); none:
-    the variant's choice, constant but for carousel."""
+    schedule: str | None = None
+    """Course of the learning rate: constant, linear (down to 0 over the last rounds), cosine (over all of them), or
+    'module:function', (rounds before, rounds) → factor; none: the variant's choice, constant but for carousel."""
     decay: float = 0.3
     """Share of the rounds in which the linear schedule goes down."""
     average: float | None = None
@@ -42,6 +53,13 @@ class ServerOptions:
     does not go down and there is one."""
 
     def __post_init__(self) -> None:
+        check_name("optimizer", self.optimizer, OPTIMIZERS)
+        check_name("schedule", self.schedule, get_args(Schedule))
+        positive(lr=self.lr, eps=self.eps)
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum = {self.momentum}: must be at least 0 and below 1")
+        if self.momentum and self.optimizer in OPTIMIZERS and self.optimizer != "sgd":
+            raise ConfigError(f"momentum = {self.momentum}: is SGD's; {self.optimizer} has beta1")
         if not 0 <= self.trim < 0.5:
             raise ConfigError(f"trim = {self.trim}: must be at least 0 and below 0.5")
         if not 0 < self.decay <= 1:
@@ -50,6 +68,15 @@ class ServerOptions:
             raise ConfigError(f"average = {self.average}: must be at least 0 and below 1")
         if self.deliver == "average" and self.average == 0:
             raise ConfigError("deliver = average: no average is kept; set average, e.g. to 0.99")
+
+    def rate(self, rounds: int) -> float:
+        """Return η_s of a training of so many rounds."""
+        if self.lr is not None:
+            return self.lr
+        if self.optimizer == "sgd" or self.optimizer not in OPTIMIZERS:
+            return 1.0
+        share = math.log(rounds / 100) / math.log(2000 / 100)
+        return float(f"{10 ** -(2 + min(max(share, 0.0), 1.0)):.1e}")
 
 
 class Pace(NamedTuple):
@@ -61,19 +88,35 @@ class Pace(NamedTuple):
     """β_t: weight of the old average in the new one."""
 
 
-def pace(options: ServerOptions, round: int, rounds: int) -> Pace:
-    """Return the numbers of the round that follows `round` earlier ones, t = round + 1 of R.
+def pace(options: ServerOptions, round: int, rounds: int, own: Course | None = None) -> Pace:
+    """Return the numbers of the round that follows `round` earlier ones, t = round + 1 of R. own: the user's schedule.
 
-    linear: η_s·min(1, (R − t + 1)/(decay·R)) · cosine: η_s·½(1 + cos π(t − 1)/R) · β_t = min(β, (1 + t)/(10 + t)), as
-    the first weights are worth little.
+    β_t = min(β, (1 + t)/(10 + t)), as the first weights are worth little.
     """
-    t, factor = round + 1, 1.0
-    if options.schedule == "linear":
-        factor = max(0.0, min(1.0, (rounds - t + 1) / (options.decay * rounds)))
-    elif options.schedule == "cosine":
-        factor = (1 + math.cos(math.pi * (t - 1) / rounds)) / 2
+    t = round + 1
     keep = min(options.average or 0.0, (1 + t) / (10 + t))
-    return Pace(*(torch.tensor(number, dtype=torch.float64) for number in (options.lr * factor, keep)))
+    part = factor(own, round, rounds) if own else course(options.schedule, options.decay, round, rounds)
+    return Pace(*(torch.tensor(number, dtype=torch.float64) for number in (options.rate(rounds) * part, keep)))
+
+
+def course(schedule: str | None, decay: float, round: int, rounds: int) -> float:
+    """Return the factor of a learning rate in the round that follows `round` earlier ones, t = round + 1 of R.
+
+    constant: 1 · linear: min(1, (R − t + 1)/(decay·R)) · cosine: ½(1 + cos π(t − 1)/R).
+    """
+    if schedule == "linear":
+        return max(0.0, min(1.0, (rounds - round) / (decay * rounds)))
+    if schedule == "cosine":
+        return (1 + math.cos(math.pi * round / rounds)) / 2
+    if schedule not in (None, "constant"):
+        raise not_at_hand("server.schedule", schedule)
+    return 1.0
+
+
+class Momentum(NamedTuple):
+    """State of SGD with momentum."""
+
+    m: dict[str, Tensor]
 
 
 class Moments(NamedTuple):
@@ -85,18 +128,22 @@ class Moments(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Server:
-    """An optimizer: init(w) → state; step(state, w, delta, η_s) → (state, w). The state is Moments, or () for SGD."""
+class ServerOptimizer:
+    """An optimizer: init(w) → state; step(state, w, delta, η_s) → (state, w), in operations on tensors alone.
+
+    The state is a tree of tensors in dicts and (named) tuples, of the same form after every step; () where there is none.
+    """
 
     init: Callable[[Tensors], Any]
     step: Callable[[Any, Tensors, Tensors, Tensor], tuple[Any, dict[str, Tensor]]]
 
 
-def server(options: ServerOptions) -> Server:
+def server(options: ServerOptions) -> ServerOptimizer:
     """Make the optimizer that `options` describes."""
+    if options.optimizer not in OPTIMIZERS:
+        raise not_at_hand("server.optimizer", options.optimizer)
     if options.optimizer == "sgd":
-        return Server(lambda w: (), lambda state, w, delta, rate: ((), {n: p + rate.to(p.dtype) * delta[n]
-                                                                        for n, p in w.items()}))
+        return _heavy_ball(options.momentum) if options.momentum else ServerOptimizer(lambda w: (), _sgd)
     second = {"adam": _adam, "adagrad": _adagrad, "yogi": _yogi}[options.optimizer]
 
     def init(w: Tensors) -> Moments:
@@ -111,7 +158,19 @@ def server(options: ServerOptions) -> Server:
             out[n] = w[n] + rate.to(w[n].dtype) * m_hat / (v_hat.sqrt() + options.eps)
         return new, out
 
-    return Server(init, step)
+    return ServerOptimizer(init, step)
+
+
+def _sgd(state: tuple[()], w: Tensors, delta: Tensors, rate: Tensor) -> tuple[tuple[()], dict[str, Tensor]]:
+    return (), {n: p + rate.to(p.dtype) * delta[n] for n, p in w.items()}
+
+
+def _heavy_ball(momentum: float) -> ServerOptimizer:
+    def step(state: Momentum, w: Tensors, delta: Tensors, rate: Tensor) -> tuple[Momentum, dict[str, Tensor]]:
+        m = {n: momentum * state.m[n] + delta[n] for n in w}
+        return Momentum(m), _sgd((), w, m, rate)[1]
+
+    return ServerOptimizer(lambda w: Momentum({n: torch.zeros_like(p) for n, p in w.items()}), step)
 
 
 def _adam(o: ServerOptions, count: Tensor, m: Tensor, v: Tensor, delta: Tensor) -> tuple[Tensor, Tensor, Tensor]:

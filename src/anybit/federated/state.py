@@ -52,10 +52,14 @@ class Given(NamedTuple):
     """λ of every penalty."""
     start_rms: dict[str, Tensor] = {}  # noqa: RUF012 (never changed)
     """Root mean square, at the start, of every weight whose step sizes follow it; a client gets none."""
+    pace: tuple[Tensor, ...] = ()
+    """Factor of the client's learning rates in the round, where it changes over the rounds."""
 
     def at(self, w: Tensors) -> Given:
         """Return what clients get in a round that begins with the weights w."""
-        return Given(followed(self.step_sizes, self.start_rms, w), self.strengths) if self.start_rms else self
+        if not self.start_rms:
+            return self
+        return Given(followed(self.step_sizes, self.start_rms, w), self.strengths, pace=self.pace)
 
 
 class State(NamedTuple):

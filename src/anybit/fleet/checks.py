@@ -37,7 +37,7 @@ class Work:
 
     def steps(self, examples: int) -> int:
         """Return the number of local steps on so many examples."""
-        return self.client.epochs * -(-examples // self.client.batch_size)
+        return self.client.steps_of(examples)
 
 
 @dataclass(frozen=True)

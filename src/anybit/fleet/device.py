@@ -48,10 +48,10 @@ def _train_client(computation: Computation, round: int, client: int, width: Widt
     """Train one client for a round; return the delta, and the loss of every local step."""
     config = computation.config
     cohort = build_cohort(config.seed, round, [client], [width], {client: np.arange(len(computation.task.data.train))},
-                          config.client.batch_size, config.client.epochs,
-                          computation.task.variant.step_widths).to(computation.device)
-    ((_, deltas, losses),) = computation.engine.map_clients(client_update, computation.client_step(table), w,
-                                                            computation.given(table), cohort)
+                          config.client.batch_size, config.client.epochs, computation.task.variant.step_widths,
+                          config.client.local_steps).to(computation.device)
+    ((_, deltas, losses),) = computation.engine.map_clients(
+        client_update, computation.client_step(table), w, computation.paced(computation.given(table), round), cohort)
     return picked(deltas, 0), losses[0]
 
 
@@ -68,7 +68,9 @@ class Device:
         self.content, self.node = content, node
         self.order: dict[str, Any] = dict(content.config_records["order"])
         config: Config = read(Config, json.loads(self.order["config"]))
-        self.config = replace(config, cohort=1, engine="sequential", device=node.device, threads=None)
+        # The server's own optimizer and schedule are no business of a device, nor its code to import.
+        self.config = replace(config, cohort=1, engine="sequential", device=node.device, threads=None,
+                              server=replace(config.server, optimizer="sgd", schedule="constant"))
         self.computation = open_computation(local_task(self.config, node, trusted), self.config, _check_examples)
         self.task, self.device = self.computation.task, self.computation.device
         self.evaluator = self.computation.evaluator

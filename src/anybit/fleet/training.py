@@ -59,15 +59,18 @@ def fleet_computation(task: Task, config: Config, devices: Devices) -> Computati
 
 
 def _check_minimum(task: Task, config: Config) -> None:
-    if config.fleet.minimum > config.cohort:
-        raise ConfigError(f"fleet.minimum = {config.fleet.minimum}, but a cohort has only {config.cohort}")
+    if task.sampler:
+        raise ConfigError("sampling.policy: a sampler of your own draws from a fixed list of clients, but devices come and "
+                          "go; use uniform, stratified or weighted")
+    if config.fleet.minimum > config.places():
+        raise ConfigError(f"fleet.minimum = {config.fleet.minimum}, but a cohort has only {config.places()}")
 
 
 def train_fleet(opened: OpenRun, devices: Devices, watch: Watch, callbacks: Sequence[Callback] = ()) -> Trained:
     """Train to the end with deltas from the devices, then send the trained model to the devices that only infer."""
     devices.folder = opened.folder
     if not devices.roster.members:
-        devices.present(opened.config.cohort, opened.config.fleet.minimum)
+        devices.present(opened.config.places(), opened.config.fleet.minimum)
     training = begin(opened.computation, opened.folder, opened.resumed, watch, callbacks)
     trained = train(training, FleetRounds(training, devices))
     deliver(opened.computation, devices, trained)
@@ -132,7 +135,7 @@ class FleetRounds:
         least, config = self.devices.options.minimum, self.computation.config
         present = list(self.devices.present(least, least).values())
         widths = self._widths(round, present)
-        size = min(config.cohort, int((shares(config.sampling, widths) > 0).sum()))
+        size = min(config.places(), int((shares(config.sampling, widths) > 0).sum()))
         if not size:
             return []
         chosen = sample_cohort(config.sampling, config.seed, round, len(present), size,

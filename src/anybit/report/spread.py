@@ -46,7 +46,8 @@ def spread(labels: np.ndarray, split: Sequence[np.ndarray], class_names: tuple[s
     return Spread(counts, class_names or tuple(map(str, range(classes))))
 
 
-def padding(split: Sequence[np.ndarray], cohort: int, batch_size: int, epochs: int, seed: int) -> dict[str, float]:
+def padding(split: Sequence[np.ndarray], cohort: int, batch_size: int, epochs: int, seed: int,
+            local_steps: int | None = None) -> dict[str, float]:
     """Compute the share of padding among the samples of stacked clients, over the first rounds of a run.
 
     padded_to_largest: the share if every client were padded to the largest of its cohort.
@@ -54,7 +55,8 @@ def padding(split: Sequence[np.ndarray], cohort: int, batch_size: int, epochs: i
     shares = []
     for round in range(_ROUNDS):
         clients = sample_clients(seed, round, len(split), cohort)
-        built = build_cohort(seed, round, clients, [Width(FLOAT, FLOAT)] * cohort, split, batch_size, epochs)
+        built = build_cohort(seed, round, clients, [Width(FLOAT, FLOAT)] * cohort, split, batch_size, epochs,
+                             local_steps=local_steps)
         shares.append((built.padding_share(), built.padding_share(segmented=False)))
     mean = np.mean(shares, 0)
     return {"padding": float(mean[0]), "padded_to_largest": float(mean[1])}

@@ -114,7 +114,8 @@ class Runs:
         """Lay out the runs' next inputs on the host: those of the round after `ahead` more."""
         each = [t.computation.inputs(given, t.round + ahead) for t, given in zip(self.trainings, self.givens, strict=True)]
         self.cohorts = [inputs.cohort for inputs in each]
-        self.inputs = RoundInputs(self.given, join(self.cohorts), *stacked([(i.weighting, i.pace) for i in each]))
+        given = self.given._replace(pace=stacked([i.given.pace for i in each]))
+        self.inputs = RoundInputs(given, join(self.cohorts), *stacked([(i.weighting, i.pace) for i in each]))
 
     def round(self) -> Iterator[tuple[str, Trained | Exception]]:
         """Run one round of all, and yield the runs that end with it."""

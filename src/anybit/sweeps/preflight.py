@@ -65,7 +65,7 @@ def _machine(named: Components) -> None:
 def _cohort(named: Components) -> None:
     clients = splits.clients_of(named.config.split.name, named.split.written_out().arguments)
     if clients is not None:
-        check_cohort(named.config.cohort, clients)
+        check_cohort(named.config.places(clients), clients)
 
 
 _CHECKS: dict[Callable[[Components], object], tuple[str, ...]] = {

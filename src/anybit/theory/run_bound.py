@@ -95,8 +95,8 @@ def run_bound(run: Run, given: Known = Known()) -> RunBound:
     estimates = estimate(probe, first, last, given)
     noise, quantized = weight_noise(task, config, table)
     # K of every client
-    local_steps = [config.client.epochs * math.ceil(len(index) / config.client.batch_size) for index in task.split]
-    eta_s = config.server.lr if given.eta_s is None else given.eta_s
+    local_steps = [config.client.steps_of(len(index)) for index in task.split]
+    eta_s = config.server.rate(config.rounds) if given.eta_s is None else given.eta_s
     setting = Setting(estimates.L, max(local_steps), config.client.lr, eta_s, estimates.sigma_l, estimates.sigma_g, noise)
     violation = theory.violation(setting)
     bound = None if violation else theory.bound(setting, estimates.gap, config.rounds)
@@ -153,17 +153,19 @@ def departures(task: Task, config: Config, s: Setting, local_steps: list[int], c
     facts = {
         f"the server runs {config.server.optimizer}, the theorem is about SGD: the figures are those of SGD with η_s = "
         f"{s.eta_s:g}": config.server.optimizer != "sgd",
-        f"{config.cohort} of {len(task.split)} clients take part in a round, the theorem takes all":
-            config.cohort < len(task.split),
+        f"{config.places()} of {len(task.split)} clients take part in a round, the theorem takes all":
+            config.places() < len(task.split),
         f"clients make {min(local_steps)} to {max(local_steps)} local steps, the theorem one number: K = {s.K} is used":
             min(local_steps) < max(local_steps),
         "an epoch draws batches without replacement, the theorem takes independent ones": max(local_steps) > 1,
         f"{100 * clipped:.2g} % of the trained weights are clipped, beyond the Δ/2 of Assumption 3": clipped > 0,
         "activations are quantized too, the theorem is about weights":
             variant.transform is not None and "A" in variant.sites,
+        "clients do not run plain SGD at one learning rate, as the theorem's do: the figures are those of plain SGD":
+            not config.client.plain,
         "steps are learned, the theorem takes them as fixed: those at the end are used": config.ranges.learned,
         "the server's learning rate goes down, the theorem takes it as fixed: that of the start is used":
-            config.server.schedule in ("linear", "cosine"),
+            config.server.schedule not in (None, "constant"),
         "step sizes follow the weights, the theorem takes them as fixed: those at the end are used":
             bool(config.ranges.follow),
         "the server's weights are clipped to their range, the theorem leaves them": bool(config.ranges.project),

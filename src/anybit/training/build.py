@@ -22,6 +22,7 @@ from anybit.data.examples import Data
 from anybit.errors import AnybitError, ConfigError, ModelError, did_you_mean
 from anybit.federated import metrics, variants
 from anybit.federated.metrics import PerExample
+from anybit.federated.server import ServerOptimizer
 from anybit.federated.variants import Variant
 from anybit.files.schema import plain, read_arguments
 from anybit.inputs import called, selected
@@ -89,9 +90,18 @@ class Components:
         self.loss: PerExample = _function("loss", config.loss, LOSSES, trusted)
         self.metric: PerExample = _function("metric", config.metric, METRICS, trusted)
 
+        own = {setting: None if ":" not in (name or "") else _function(setting, str(name), {}, trusted)
+               for setting, name in (("server.optimizer", config.server.optimizer),
+                                     ("sampling.policy", config.sampling.policy),
+                                     ("server.schedule", config.server.schedule))}
+        self.optimizer, self.sampler, self.schedule = own.values()
+
     def written_out(self) -> Config:
         """Return the config with every default argument of its data, split, model and variant, and the variant's choices."""
         config = chosen(self.config, self.build_variant().choices)
+        clients = splits.clients_of(config.split.name, self.split.written_out().arguments)
+        if isinstance(clients, int) and clients > 0:
+            config = replace(config, cohort=config.places(clients))
         return replace(config, data=self.data.written_out(), split=self.split.written_out(),
                        model=self.model.written_out(), variant=self.variant.written_out())
 
@@ -122,13 +132,17 @@ class Components:
     def build_variant(self) -> Variant:
         return _expect("variant", self.variant.call(), Variant)
 
+    def build_server(self) -> ServerOptimizer | None:
+        """Make the server optimizer of the user's own, if the config names one."""
+        return _expect("server.optimizer", self.optimizer(self.config.server), ServerOptimizer) if self.optimizer else None
+
 
 def build_task(config: Config, trusted: Collection[str] = (), data: Data | None = None) -> Task:
     """Make everything a config names; runs may share `data`."""
     named = Components(config, trusted)
     data = data or named.build_data()
     return Task(named.build_model(), named.build_variant(), data, named.build_split(data), named.loss, named.metric,
-                config.output)
+                config.output, named.build_server(), named.sampler, named.schedule)
 
 
 def loss_and_metric(loss: PerExample | str, metric: PerExample | str | None, model: nn.Module, data: Data,

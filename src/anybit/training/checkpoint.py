@@ -82,8 +82,10 @@ def _slots(state: State, table: StepTable) -> dict[str, Any]:
 
 
 def _branches(tree: Any) -> dict[str, Any]:
-    """Return what lies one level below, by name: entries of a dict, fields of a named tuple."""
-    return tree if isinstance(tree, dict) else tree._asdict() if tree else {}
+    """Return what lies one level below, by name: entries of a dict, fields of a named tuple, places in another."""
+    if isinstance(tree, dict):
+        return tree
+    return tree._asdict() if hasattr(tree, "_asdict") else {str(i): part for i, part in enumerate(tree)}
 
 
 def _leaves(tree: Any, name: str) -> dict[str, Tensor]:
@@ -98,4 +100,6 @@ def _rebuilt(tree: Any, name: str, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(tree, Tensor):
         return tensors[name]
     parts = {key: _rebuilt(part, f"{name}/{key}", tensors) for key, part in _branches(tree).items()}
-    return parts if isinstance(tree, dict) else type(tree)(**parts)
+    if isinstance(tree, dict):
+        return parts
+    return type(tree)(**parts) if hasattr(tree, "_asdict") else type(tree)(parts.values())

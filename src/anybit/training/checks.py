@@ -32,7 +32,7 @@ _FEW = 4
 def check_clients(task: Task, config: Config) -> None:
     """Raise unless there are clients that a cohort can be drawn from."""
     check_split(task.split, len(task.data.train))
-    check_cohort(config.cohort, len(task.split))
+    check_cohort(config.places(len(task.split)), len(task.split))
 
 
 def check_ranges(config: Config, variant: Variant) -> None:

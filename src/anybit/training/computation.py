@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,16 +23,20 @@ from anybit.federated.algorithm import (
     client_weighting,
     federated_round,
     mean_delta,
+    optimizer_step,
+    optimizer_step_alone,
     sgd_step,
     sgd_step_alone,
     unprojected,
 )
+from anybit.federated.client import begun
 from anybit.federated.cohort import Cohort, build_cohort
 from anybit.federated.objective import client_loss, client_loss_alone, learned_step_scale, strengths
+from anybit.federated.own import check_optimizer, sampled
 from anybit.federated.robust import combiner
 from anybit.federated.sampling import sample_cohort
-from anybit.federated.server import Pace, Server, pace, server
-from anybit.federated.state import Given, LogSteps, State, Trainable, projected, trainable_weights, unlearned
+from anybit.federated.server import Pace, ServerOptimizer, course, pace, server
+from anybit.federated.state import Given, LogSteps, State, projected, trainable_weights, unlearned
 from anybit.kernels import use_kernels
 from anybit.kernels.native import library, use_native
 from anybit.quant.calibrate import activation_ranges, one_sided_layers
@@ -61,9 +66,9 @@ class Computation:
     evaluator: Evaluator
 
     @functools.cached_property
-    def server(self) -> Server:
+    def server(self) -> ServerOptimizer:
         """The server's optimizer."""
-        return server(self.config.server)
+        return self.task.server or server(self.config.server)
 
     def start(self) -> tuple[State, StepTable]:
         """Return round 0: the initial weights, and the step sizes that are fixed (or learned) from now on."""
@@ -96,11 +101,14 @@ class Computation:
     def cohort(self, round: int) -> Cohort:
         """Draw who takes part in a round, at which width, on which batches."""
         config, split, variant = self.config, self.task.split, self.task.variant
-        clients = sample_cohort(config.sampling, config.seed, round, len(split), config.cohort,
-                                lambda everybody: variant.widths_of(config.seed, round, everybody))
+        if self.task.sampler:
+            clients = sampled(self.task.sampler, config.seed, round, len(split), config.places(len(split)))
+        else:
+            clients = sample_cohort(config.sampling, config.seed, round, len(split), config.places(len(split)),
+                                    lambda everybody: variant.widths_of(config.seed, round, everybody))
         widths = variant.widths_of(config.seed, round, clients)
         return build_cohort(config.seed, round, clients, widths, split, config.client.batch_size, config.client.epochs,
-                            variant.step_widths)
+                            variant.step_widths, config.client.local_steps)
 
     def weighting(self, cohort: Cohort) -> Tensor:
         """Return the share of every client in the mean."""
@@ -108,12 +116,20 @@ class Computation:
 
     def pace(self, round: int) -> Pace:
         """Return the server's learning rate, and the weight of the old average, in a round."""
-        return pace(self.config.server, round, self.config.rounds)
+        return pace(self.config.server, round, self.config.rounds, self.task.schedule)
 
     def inputs(self, given: Given, round: int) -> RoundInputs:
         """Lay out a round on the host."""
         cohort = self.cohort(round)
-        return RoundInputs(given, cohort, self.weighting(cohort), self.pace(round))
+        return RoundInputs(self.paced(given, round), cohort, self.weighting(cohort), self.pace(round))
+
+    def paced(self, given: Given, round: int) -> Given:
+        """Return what clients are given in a round, with the factor of their learning rates where these change."""
+        client = self.config.client
+        if client.schedule == "constant":
+            return given
+        factor = course(client.schedule, client.decay, round, self.config.rounds)
+        return given._replace(pace=(torch.tensor(factor, dtype=torch.float64),))
 
     @functools.cached_property
     def project(self) -> Projection:
@@ -144,14 +160,20 @@ class Computation:
             use_native(one)
         single = SingleClientModel(one, config.compute.convolution == "channels-last")
         scale = self._step_scale(stacked, table) if config.ranges.learned else {}
-        rates = Rates(config.client.lr, config.client.step_lr, config.client.clip)
+        options, rates = config.client, Rates(config.client.lr, config.client.step_lr, config.client.clip)
         settings = (task.variant, task.data, task.loss, scale, config.compute.precision == "bf16", task.output)
         loss, loss_alone = client_loss(stacked, *settings), client_loss_alone(single, *settings)
 
-        def alone(given: Given) -> LocalStep[Trainable]:
-            return functools.partial(sgd_step_alone, loss=loss_alone(given), rates=rates, lay=single.lay)
+        def alone(given: Given) -> LocalStep[Any]:
+            if options.plain:
+                return functools.partial(sgd_step_alone, loss=loss_alone(given), rates=rates, lay=single.lay)
+            return functools.partial(optimizer_step_alone, loss=loss_alone(given), options=options, pace=given.pace,
+                                     lay=single.lay)
 
-        return ClientStep(functools.partial(sgd_step, loss=loss, rates=rates), alone)
+        if options.plain:
+            return ClientStep(functools.partial(sgd_step, loss=loss, rates=rates), alone)
+        return ClientStep(functools.partial(optimizer_step, loss=loss, options=options), alone,
+                          functools.partial(begun, options=options), operator.attrgetter("trained"))
 
     def _step_scale(self, prepared: nn.Module, table: StepTable) -> Tensors:
         w = trainable_weights(self.task.model)
@@ -178,6 +200,7 @@ def open_computation(task: Task, config: Config, check: Callable[[Task, Config],
     check: in place of looking at the clients, who are not known here where they are devices.
     """
     config = chosen(config, task.variant.choices)
+    config = replace(config, cohort=config.places() if check else config.places(len(task.split)))
     device = own_device(pick_device(config.device))
     if device.type == "cpu" and config.compute.convolution == "native":
         library()
@@ -186,6 +209,8 @@ def open_computation(task: Task, config: Config, check: Callable[[Task, Config],
     (check or check_clients)(task, config)
     check_ranges(config, task.variant)
     check_model(task, config)
+    if task.server:
+        check_optimizer(task.server, trainable_weights(task.model))
     if config.sites.activation_grid == "auto" and config.sites.one_sided is None:
         config = replace(config, sites=replace(config.sites, one_sided=_one_sided(task, config)))
     return Computation(task, config, device, engine, build_evaluator(task, config, engine))

@@ -34,6 +34,6 @@ def check_finite(state: State, round: int, advice: Callable[[], str]) -> None:
 
 
 def what_to_lower(config: Config) -> str:
-    client = config.client
+    client, server_lr = config.client, config.server.rate(config.rounds)
     clip = "set client.clip" if client.clip is None else f"lower client.clip (now {client.clip})"
-    return f"lower client.lr (now {client.lr}) or server.lr (now {config.server.lr}), or {clip}, in a new run"
+    return f"lower client.lr (now {client.lr}) or server.lr (now {server_lr}), or {clip}, in a new run"

@@ -110,7 +110,7 @@ def measure(config: Config, task: Task, budget: float = BUDGET, quick: bool = Fa
     """Measure the seconds per round of each candidate, the default first; with `quick` that one alone."""
     native = not quick and _has_native(task.model)
     started, table = time.perf_counter(), list[Measured]()
-    for candidate in _candidates(task.model, table, cores() if config.cohort > 1 else 1, native):
+    for candidate in _candidates(task.model, table, cores() if config.places(len(task.split)) > 1 else 1, native):
         if table and (quick or time.perf_counter() - started > budget):
             break
         if config.threads is not None:
@@ -172,12 +172,12 @@ def _seconds(config: Config, task: Task, candidate: Candidate) -> float:
         finally:
             computation.engine.close()
     mean = sum(len(index) for index in task.split) / len(task.split)
-    return seconds / float(cohort.counts.sum()) * mean * config.client.epochs * min(config.cohort, len(task.split))
+    return seconds / float(cohort.counts.sum()) * mean * config.client.passes(mean) * min(config.places(), len(task.split))
 
 
 def _probe(config: Config, task: Task, size: int) -> Cohort:
     """Take the first local steps of the largest clients of the first cohort: full batches, if there are any."""
-    clients = sample_clients(config.seed, 0, len(task.split), min(config.cohort, len(task.split)))
+    clients = sample_clients(config.seed, 0, len(task.split), min(config.places(), len(task.split)))
     largest = sorted(clients, key=lambda c: -len(task.split[c]))[:size]
     widths = task.variant.widths_of(config.seed, 0, largest)
     cohort = build_cohort(config.seed, 0, largest, widths, task.split, config.client.batch_size, 1,
@@ -196,7 +196,8 @@ def _key(config: Config, task: Task) -> str:
     about = {"cpu": facts["cpu"], "cores": cores(), "torch": facts["torch"],
              "anybit": facts["anybit"], "model": [(n, list(p.shape)) for n, p in task.model.named_parameters()],
              "layers": [type(m).__name__ for m in task.model.modules()], "input": shapes(task.data.train.x),
-             "batch": config.client.batch_size, "cohort": config.cohort, "variant": [task.variant.name, task.variant.sites]}
+             "batch": config.client.batch_size, "cohort": config.places(len(task.split)),
+             "variant": [task.variant.name, task.variant.sites]}
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -56,7 +56,7 @@ def _local_engine(config: Config, device: torch.device) -> Engine:
         return Processes(config.compute.workers)
     if name == "sequential":
         return Sequential()
-    chunk, on_gpu = config.compute.chunk or config.cohort, device.type == "cuda"
+    chunk, on_gpu = config.compute.chunk or config.places(), device.type == "cuda"
     compiled = config.compute.compile if config.compute.compile is not None else config.rounds >= COMPILED_FROM
     return Stacked(chunk, compiled=on_gpu and compiled, captured=on_gpu)
 

@@ -78,6 +78,7 @@ def _new_folder(path: Path | None, computation: Computation, task: Task) -> RunF
 def _check_same(path: Path, stored: Config, config: Config, task: Task, trusted: Collection[str]) -> None:
     """Raise unless a run's stored config is `config`, whose open choices it has settled."""
     stored, config = (chosen(each, task.variant.choices) for each in (stored, config))
+    config = replace(config, cohort=config.cohort or stored.cohort)
     if config.sites.one_sided is None:
         config = replace(config, sites=replace(config.sites, one_sided=stored.sites.one_sided))
     taken: dict[str, Any] = {name: getattr(stored, name) for name, open_choice in

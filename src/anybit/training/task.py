@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from anybit.data.examples import Data
 from anybit.federated.metrics import PerExample, accuracy, cross_entropy
+from anybit.federated.own import Course, Sampler
+from anybit.federated.server import ServerOptimizer
 from anybit.federated.variants import Variant
 from anybit.quant.ranges import StepTable
 
@@ -28,6 +30,12 @@ class Task:
     metric: PerExample = accuracy
     output: str | int | None = None
     """Key or position of the model's output, where it returns several; none: "logits", or the only tensor."""
+    server: ServerOptimizer | None = None
+    """Server optimizer of the user's own."""
+    sampler: Sampler | None = None
+    """Draws the cohorts in place of the sampling policy."""
+    schedule: Course | None = None
+    """Course of the server's learning rate in place of anybit's."""
 
     def to(self, device: torch.device) -> Task:
         """Bring the model and the data to a device."""
