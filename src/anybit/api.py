@@ -7,6 +7,7 @@ import functools
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,14 +34,18 @@ from anybit.federated.server import ServerOptions
 from anybit.federated.state import trainable_weights
 from anybit.federated.variants import StepRule, Variant, baseline, mqat
 from anybit.files.schema import plain, read
+from anybit.quant.at_width import at_width
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions
 from anybit.training.callbacks import EachRound
 from anybit.training.course import Callback, Progress, Watch
-from anybit.training.evaluation import Evaluator, Score
+from anybit.training.evaluation import Evaluator, Score, build_evaluator
+from anybit.training.identity import qualified_name
 from anybit.training.loop import Simulation, begin, train
 from anybit.training.opening import open_run
+from anybit.training.per_client import per_client
+from anybit.training.progress_line import ProgressLine
 from anybit.training.run import with_weights
 from anybit.training.stopping import stoppable
 from anybit.training.task import Task, Trained
@@ -60,16 +65,18 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         evaluation: EvaluationOptions = EvaluationOptions(), pipeline: Pipeline = Pipeline(),
         loss: PerExample = cross_entropy, metric: PerExample = accuracy,
         engine: EngineName = "auto", device: str = "auto", compute: ComputeOptions = ComputeOptions(),
-        checkpoint_every: int = Config.checkpoint_every,
+        threads: int | None = None, checkpoint_every: int = Config.checkpoint_every,
         path: str | Path | None = None, resume: bool = False,
-        on_round: Callable[[Progress], None] | None = None, callbacks: Sequence[Callback] = ()) -> Fitted:
+        on_round: Callable[[Progress], None] | None = None, callbacks: Sequence[Callback] = (),
+        progress: bool | None = None) -> Fitted:
     """Train `model` over `clients` so that it can be quantized to every bit-width.
 
     clients: one (inputs, targets) pair per client · test: the pair the server model is evaluated on · variant: how
     clients train, `mqat()` if not given · path: a folder to keep the run in; with `resume` an interrupted run there
-    goes on, and where there is none yet, it starts; Ctrl-C ends such a run after its round, with a checkpoint · on_round:
-    called after every round; callbacks: the same with more to hear, and to see. The model is not changed; the result holds
-    the trained copy.
+    goes on, if model, variant, data, loss and metric are still the same, also to more `rounds` than it was begun with, and
+    where there is none yet, it starts; Ctrl-C ends such a run after its round, with a checkpoint · on_round: called after
+    every round; callbacks: the same with more to hear, and to see · progress: a line on stderr; none: where it is a terminal
+    or a notebook · threads: of the CPU; none: torch's choice. The model is not changed; the result holds the trained copy.
     """
     variant = variant or mqat()
     if not isinstance(model, nn.Module) or not isinstance(variant, Variant):
@@ -89,15 +96,18 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         "data": Component(OBJECT), "split": Component(OBJECT), "model": Component(OBJECT),
         "variant": Component(OBJECT, {"is": variant.name}), "rounds": rounds, "cohort": cohort, "sampling": sampling,
         "seed": seed, "weighting": weighting, "client": client, "server": server, "sites": sites, "ranges": ranges,
-        "evaluation": evaluation, "engine": engine, "device": device, "compute": compute,
-        "checkpoint_every": checkpoint_every}))
+        "evaluation": evaluation, "engine": engine, "device": device, "compute": compute, "threads": threads,
+        "checkpoint_every": checkpoint_every, "loss": _named(loss, cross_entropy), "metric": _named(metric, accuracy)}))
     if resume and path is None:
         raise ConfigError("resume=True needs path=…: the folder of the run that goes on")
-    opened = open_run(None if path is None else Path(path), config, lambda stored: task, resume=resume)
-    watch = Watch()
-    told = [*callbacks, *([EachRound(on_round)] if on_round else [])]
+    say = functools.partial(print, file=sys.stderr)
+    opened = open_run(None if path is None else Path(path), config, lambda stored: task, resume=resume, warn=say,
+                      rounds=rounds if resume else None)
+    watch, line = Watch(), ProgressLine()
+    shown = [line] if progress or (progress is None and line.wanted()) else []
+    told = [*callbacks, *([EachRound(on_round)] if on_round else []), *shown]
     interrupts = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []
-    with opened.held(), stoppable(watch, functools.partial(print, file=sys.stderr), interrupts if path else ()):
+    with opened.held(), stoppable(watch, say, interrupts if path else ()), closing(line):
         training = begin(opened.computation, opened.folder, resume, watch, told)
         try:
             trained = train(training, Simulation(training))
@@ -107,6 +117,11 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
             raise KeyboardInterrupt(f"stopped after round {training.round} of {rounds}; fit(…, path={str(path)!r}, "
                                     "resume=True) goes on from there") from None
     return _fitted(opened.computation.task, opened.config, trained)
+
+
+def _named(function: PerExample, default: PerExample) -> str:
+    """Return the name of a loss or metric as a config has it: anybit's own by its short one."""
+    return default.__name__ if function is default else qualified_name(function)
 
 
 def _pair(arrays: Any, what: str) -> Arrays:
@@ -131,6 +146,19 @@ class Fitted:
     """One entry per round."""
     task: Task = field(repr=False)
     config: Config = field(repr=False)
+
+    def quantized(self, width: str) -> nn.Module:
+        """Return the model at a width, e.g. "W4", as the evaluation computes it: a copy in evaluation mode, at the run's steps.
+
+        Weights are rounded; a width that quantizes activations, as "WA4", puts sites in front of the layers.
+        """
+        return at_width(self.model, self.steps, Width.parse(width), self.config.sites)
+
+    def per_client(self, width: str) -> np.ndarray:
+        """Return the metric of the model at a width on each client's own training examples."""
+        task = self.task.to(torch.device("cpu"))
+        w = {name: p.detach() for name, p in self.model.named_parameters()}
+        return per_client(build_evaluator(task, self.config), w, self.steps, Width.parse(width), task.split)
 
     def export(self, out: str | Path, widths: Sequence[str] = ("W8", "W4", "W2"),
                runtime: Literal["onnx", "executorch", "archive"] = "onnx") -> list[Artifact]:

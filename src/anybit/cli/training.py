@@ -48,8 +48,10 @@ def run(recipe: Recipe, overrides: Overrides = None,
     _train(opened, reporter, json)
 
 
-def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
-    """Continue an interrupted run from its last checkpoint."""
+def resume(path: RunPath,
+           rounds: Annotated[int | None, typer.Option(help="More rounds than it has: also a finished run goes on.")] = None,
+           imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
+    """Continue an interrupted run from its last checkpoint, or give a run more rounds."""
     from anybit.engines.ranks import rank
     from anybit.sweeps.plan import is_sweep
     from anybit.training.opening import open_run
@@ -58,10 +60,12 @@ def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Js
     if is_sweep(path):
         raise RunError(f"{path} is a sweep: continue it with 'anybit sweep {path}'")
     run = Run.load(path, trusted=imports or [])
-    if run.folder.whole:
-        raise RunError(f"{path} is finished: see it with 'anybit report {path}'")
-    reporter = Reporter(quiet or rank() > 0, first_round=max(map(run.folder.round_of, run.folder.checkpoints()), default=0))
-    _train(open_run(path, None, lambda config: run.task(), resume=True), reporter, json)
+    if run.folder.whole and rounds in (None, run.config.rounds):
+        raise RunError(f"{path} is finished: see it with 'anybit report {path}', or give it more rounds with --rounds")
+    reporter = Reporter(quiet or rank() > 0)
+    opened = open_run(path, None, lambda config: run.task(), resume=True, rounds=rounds, say=reporter.message)
+    reporter.first_round = max(map(run.folder.round_of, run.folder.checkpoints()), default=0)
+    _train(opened, reporter, json)
 
 
 def _train(opened: OpenRun, reporter: Reporter, json: bool) -> None:

@@ -17,6 +17,7 @@ from anybit.federated.state import State, trained_table
 from anybit.quant.ranges import StepTable
 from anybit.training.computation import Computation
 from anybit.training.divergence import check_finite, mean_loss, what_to_lower
+from anybit.training.run_files import resume_with
 from anybit.training.run_folder import RunFolder
 
 
@@ -115,7 +116,7 @@ class Training:
 
     def stopped(self) -> str:
         """Say where the training stopped, and how it goes on."""
-        then = f"; continue with: anybit resume {self.folder.path}" if self.folder else ""
+        then = f"; continue with: {resume_with(self.folder.path)}" if self.folder else ""
         return f"stopped after round {self.round}{then}"
 
     def _advice(self) -> str:
