@@ -5,7 +5,10 @@ Names are loaded on first use, so that `anybit --help` does not wait for torch.
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -65,5 +68,23 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'anybit' has no attribute '{name}'")
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    if isinstance(value, type) and name.endswith(("Options", "Config", "Pipeline")):
+        value.__doc__ = _with_fields(value)
     globals()[name] = value
     return value
+
+
+def _with_fields(options: type) -> str:
+    """Return the docstring of a class with those of its fields, which Python does not keep, so that `help` shows them."""
+    lines, name = [inspect.cleandoc(options.__doc__ or "")], ""
+    try:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(options))).body
+    except OSError:  # a program without its sources
+        return lines[0]
+    for node in tree.body if isinstance(tree, ast.ClassDef) else []:
+        if isinstance(node, ast.AnnAssign):
+            name = ast.unparse(node)
+            lines.append(f"\n{name}")
+        elif name and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            lines.append(textwrap.indent(inspect.cleandoc(str(node.value.value)), "    "))
+    return "\n".join(lines)

@@ -148,7 +148,7 @@ class Fitted:
     config: Config = field(repr=False)
 
     def quantized(self, width: str) -> nn.Module:
-        """Return the model at a width, e.g. "W4", as the evaluation computes it: a copy in evaluation mode, at the run's steps.
+        """Return the model at a width, e.g. "W4", as the evaluation computes it: a copy for evaluation, at the run's steps.
 
         Weights are rounded; a width that quantizes activations, as "WA4", puts sites in front of the layers.
         """

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from anybit.cli.console import Debug, Import, Json, Quiet, Reporter, own_scores, print_json, print_result, say
+from anybit.cli.console import Debug, Import, Json, Quiet, Reporter, own_scores, print_json, print_lines, print_result, say
 from anybit.cli.recipes import Overrides, Recipe, label_of, tell_not_kept
 from anybit.errors import RunError
 from anybit.training.stopping import stoppable
 
 if TYPE_CHECKING:
-    from anybit.config import Config
     from anybit.training.opening import OpenRun
-    from anybit.training.task import Task
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
 
 
 def run(recipe: Recipe, overrides: Overrides = None,
         path: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/RECIPE-TIME.")] = None,
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the config and the cost, and stop.")] = False,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it takes (with --json also the config), and stop.")] = False,
         imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Train a recipe."""
     from anybit.config import from_recipe
@@ -31,6 +29,7 @@ def run(recipe: Recipe, overrides: Overrides = None,
     from anybit.files.schema import plain
     from anybit.training.build import build_task, settled
     from anybit.training.computation import open_computation
+    from anybit.training.estimate import estimate
     from anybit.training.opening import open_run
 
     config, trusted = from_recipe(recipe, overrides or []), imports or []
@@ -38,7 +37,11 @@ def run(recipe: Recipe, overrides: Overrides = None,
         # Opened as a run would open it, so that the same mistakes are found.
         task, config = build_task(config, trusted), settled(config, trusted)
         open_computation(task, config).engine.close()
-        print_json({"config": plain(config), "cost": _cost(config, task)})
+        known = estimate(config, task)
+        if json:
+            print_json({"config": plain(config), "cost": known.as_json()})
+        else:
+            print_lines("\n".join(known.lines()))
         tell_not_kept([(recipe, overrides or [])], quiet)
         return
     reporter = Reporter(quiet or rank() > 0)
@@ -91,13 +94,3 @@ def _train(opened: OpenRun, reporter: Reporter, json: bool) -> None:
     print_result(json, {"path": str(folder.path), **evaluation}, [evaluation["metric"], *scores],
                  [[evaluation["variant"], *(f"{score['metric']:.2f}" for score in scores.values())]])
     say(f"run: {folder.path}   report: anybit report {folder.path}")
-
-
-def _cost(config: Config, task: Task) -> dict[str, Any]:
-    """Return the work of the run, counted in images through the model."""
-    mean = sum(len(index) for index in task.split) / len(task.split)
-    epochs, evaluations = config.rounds * config.cohort * config.client.epochs, config.rounds // config.evaluation.every + 1
-    return {"parameters": sum(p.numel() for p in task.model.parameters()), "clients": len(task.split),
-            "training_images": round(epochs * mean),
-            "evaluation_images": evaluations * len(config.evaluation.bits) * len(task.data.test),
-            "local_steps": round(epochs * -(-mean // config.client.batch_size))}

@@ -26,8 +26,8 @@ def extended(folder: RunFolder, config: Config, rounds: int) -> tuple[Config, in
     usable = [round for round in kept if round <= common]
     if kept and not usable:
         raise RunError(f"{folder.path} cannot be extended: with server.schedule = {config.server.schedule} its learning "
-                       f"rate went down after round {common} of {config.rounds}, and its first checkpoint is of round {kept[0]}"
-                       "; start a new run")
+                       f"rate went down after round {common} of {config.rounds}, and its first checkpoint is of round "
+                       f"{kept[0]}; start a new run")
     return replace(config, rounds=rounds), max(usable, default=0)
 
 
