@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from anybit.quant.sites import SiteOptions, prepare, replace_batchnorm
     from anybit.training.course import Callback, Progress
     from anybit.training.evaluation import Score
+    from anybit.training.loggers import CsvLogger, EarlyStopping, TensorBoardLogger, WandbLogger
     from anybit.training.run import Run
 
 _HOME = {
@@ -52,15 +53,17 @@ _HOME = {
                                   "kure", "mqat", "qat", "sampled_width"),
     "anybit.training.course": ("Callback", "Progress"),
     "anybit.training.evaluation": ("Score",),
+    "anybit.training.loggers": ("CsvLogger", "EarlyStopping", "TensorBoardLogger", "WandbLogger"),
     "anybit.training.run": ("Run",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "AnybitError", "Callback", "ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "Fitted", "Pipeline",
-    "Progress", "RangeOptions", "Run", "SamplingOptions", "Score", "ServerOptions", "SiteOptions", "StepTable", "Variant",
-    "Width", "apqn", "baseline", "carousel", "cycled_widths", "dealt_width", "evaluate", "fit", "fixed_width", "kure",
-    "mqat", "prepare", "qat", "replace_batchnorm", "sampled_width",
+    "AnybitError", "Callback", "ClientOptions", "ComputeOptions", "Config", "CsvLogger", "EarlyStopping",
+    "EvaluationOptions", "Fitted", "Pipeline", "Progress", "RangeOptions", "Run", "SamplingOptions", "Score",
+    "ServerOptions", "SiteOptions", "StepTable", "TensorBoardLogger", "Variant", "WandbLogger", "Width", "apqn", "baseline",
+    "carousel", "cycled_widths", "dealt_width", "evaluate", "fit", "fixed_width", "kure", "mqat", "prepare", "qat",
+    "replace_batchnorm", "sampled_width",
 ]
 
 

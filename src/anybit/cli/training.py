@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,15 +15,19 @@ from anybit.errors import RunError
 from anybit.training.stopping import stoppable
 
 if TYPE_CHECKING:
+    from anybit.training.course import Callback
     from anybit.training.opening import OpenRun
 
+Log = Annotated[list[str] | None, typer.Option(
+    help="Log every round to csv:FILE, tensorboard:FOLDER or wandb:PROJECT; repeat for more.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
 
 
 def run(recipe: Recipe, overrides: Overrides = None,
         path: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/RECIPE-TIME.")] = None,
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it takes (with --json also the config), and stop.")] = False,
-        imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
+        dry_run: Annotated[bool, typer.Option(
+            "--dry-run", help="Print time, memory, traffic and work (with --json also the config), and stop.")] = False,
+        log: Log = None, imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Train a recipe."""
     from anybit.config import from_recipe
     from anybit.engines.ranks import rank
@@ -30,6 +35,7 @@ def run(recipe: Recipe, overrides: Overrides = None,
     from anybit.training.build import build_task, settled
     from anybit.training.computation import open_computation
     from anybit.training.estimate import estimate
+    from anybit.training.loggers import logger
     from anybit.training.opening import open_run
 
     config, trusted = from_recipe(recipe, overrides or []), imports or []
@@ -44,19 +50,20 @@ def run(recipe: Recipe, overrides: Overrides = None,
             print_lines("\n".join(known.lines()))
         tell_not_kept([(recipe, overrides or [])], quiet)
         return
-    reporter = Reporter(quiet or rank() > 0)
+    reporter, loggers = Reporter(quiet or rank() > 0), [logger(text) for text in log or []]
     path = path or Path("runs") / f"{label_of(recipe)}-{time.strftime('%Y%m%d-%H%M%S')}"
     opened = open_run(path, config, lambda config: build_task(config, trusted), trusted=trusted, say=reporter.message)
     tell_not_kept([(recipe, overrides or [])], quiet or rank() > 0)
-    _train(opened, reporter, json)
+    _train(opened, reporter, json, loggers)
 
 
 def resume(path: RunPath,
            rounds: Annotated[int | None, typer.Option(help="More rounds than it has: also a finished run goes on.")] = None,
-           imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
+           log: Log = None, imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Continue an interrupted run from its last checkpoint, or give a run more rounds."""
     from anybit.engines.ranks import rank
     from anybit.sweeps.plan import is_sweep
+    from anybit.training.loggers import logger
     from anybit.training.opening import open_run
     from anybit.training.run import Run
 
@@ -65,13 +72,13 @@ def resume(path: RunPath,
     run = Run.load(path, trusted=imports or [])
     if run.folder.whole and rounds in (None, run.config.rounds):
         raise RunError(f"{path} is finished: see it with 'anybit report {path}', or give it more rounds with --rounds")
-    reporter = Reporter(quiet or rank() > 0)
+    reporter, loggers = Reporter(quiet or rank() > 0), [logger(text) for text in log or []]
     opened = open_run(path, None, lambda config: run.task(), resume=True, rounds=rounds, say=reporter.message)
     reporter.first_round = max(map(run.folder.round_of, run.folder.checkpoints()), default=0)
-    _train(opened, reporter, json)
+    _train(opened, reporter, json, loggers)
 
 
-def _train(opened: OpenRun, reporter: Reporter, json: bool) -> None:
+def _train(opened: OpenRun, reporter: Reporter, json: bool, loggers: Sequence[Callback]) -> None:
     from anybit.training.callbacks import EachRound
     from anybit.training.course import Watch
     from anybit.training.loop import Simulation, begin, train
@@ -84,7 +91,7 @@ def _train(opened: OpenRun, reporter: Reporter, json: bool) -> None:
             reporter.message(f"{folder.path}: {task.variant.name} on {config.data.name}, {len(task.split)} clients, "
                              f"{config.cohort} a round, {config.engine} engine on {config.device}"
                              + (f", from round {reporter.first_round}" if opened.resumed else ""))
-            training = begin(opened.computation, folder, opened.resumed, watch, [EachRound(reporter.on_round)])
+            training = begin(opened.computation, folder, opened.resumed, watch, [*loggers, EachRound(reporter.on_round)])
             trained = train(training, Simulation(training))
     finally:
         reporter.close()
