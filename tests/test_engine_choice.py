@@ -34,7 +34,7 @@ def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
         seen.append(candidate)
         return SPEEDS[candidate.engine] * (0.5 if candidate.convolution == "channels-last" else 1.0) * candidate.threads
 
-    monkeypatch.setattr(engine_choice, "_seconds", seconds)
+    monkeypatch.setattr(engine_choice, "round_seconds", seconds)
     monkeypatch.setattr(engine_choice, "_has_native", lambda model: False)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     monkeypatch.setenv("ANYBIT_DATA", str(tmp_path))

@@ -7,6 +7,7 @@ import functools
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,13 +28,14 @@ from anybit.config import (
 )
 from anybit.data.examples import Data, Pipeline, as_examples, as_inputs, check_alike, check_pairs, joined
 from anybit.errors import ConfigError, DataError, Interrupted
-from anybit.federated.metrics import PerExample, cross_entropy, meaning
+from anybit.federated.metrics import LOSSES, Metric, PerExample, cross_entropy, meaning
 from anybit.federated.own import Course, Sampler
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptimizer, ServerOptions
 from anybit.federated.state import trainable_weights
 from anybit.federated.variants import StepRule, Variant, baseline, mqat
 from anybit.files.schema import plain, read
+from anybit.quant.at_width import at_width
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions
@@ -42,9 +44,12 @@ from anybit.training.build import loss_and_metric
 from anybit.training.callbacks import EachRound
 from anybit.training.checks import check_outputs
 from anybit.training.course import Callback, Progress, Watch
-from anybit.training.evaluation import Evaluator, Score
+from anybit.training.evaluation import Evaluator, Score, build_evaluator
+from anybit.training.identity import qualified_name
 from anybit.training.loop import Simulation, begin, train
 from anybit.training.opening import open_run
+from anybit.training.per_client import per_client
+from anybit.training.progress_line import ProgressLine
 from anybit.training.run import with_weights
 from anybit.training.stopping import stoppable
 from anybit.training.task import Task, Trained
@@ -64,24 +69,25 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         evaluation: EvaluationOptions = EvaluationOptions(), pipeline: Pipeline = Pipeline(),
         loss: PerExample | str = cross_entropy, metric: PerExample | str | None = None, output: str | int | None = None,
         engine: EngineName = "auto", device: str = "auto", compute: ComputeOptions = ComputeOptions(),
-        checkpoint_every: int = Config.checkpoint_every,
+        threads: int | None = None, checkpoint_every: int = Config.checkpoint_every,
         path: str | Path | None = None, resume: bool = False,
         on_round: Callable[[Progress], None] | None = None, callbacks: Sequence[Callback] = (),
         server_optimizer: ServerOptimizer | None = None, sampler: Sampler | None = None,
-        schedule: Course | None = None) -> Fitted:
+        schedule: Course | None = None, progress: bool | None = None) -> Fitted:
     """Train `model` over `clients` so that it can be quantized to every bit-width.
 
     clients: one (inputs, targets) pair per client · test: the pair the server model is evaluated on · variant: how
-    clients train, `mqat()` if not given · output: the key or position of the model's output, where it returns several; none:
-    "logits", or the only tensor · path: a folder to keep the run in; with `resume` an interrupted run there
-    goes on, and where there is none yet, it starts; Ctrl-C ends such a run after its round, with a checkpoint · on_round:
-    called after every round; callbacks: the same with more to hear, and to see · loss, metric: functions of (outputs,
-    targets) that return one value per example, or names ("mse"); without a metric it is accuracy for scores of classes with
-    whole-number labels, and else the loss itself; an `anybit.Metric` says its unit and which direction is better · cohort:
-    clients of a round, 10 (or all, where there are fewer) if not given · server_optimizer, sampler, schedule: of your own,
-    in place of those that `server` and `sampling` name: ServerOptimizer(init, step), f(seed, rounds before, clients, size) →
-    client numbers, f(rounds before, rounds) → factor of the server's learning rate. The model is not changed; the result
-    holds the trained copy.
+    clients train, `mqat()` if not given · cohort: clients of a round, 10 (or all, where there are fewer) if not given ·
+    loss, metric: functions of (outputs, targets) that return one value per example, or names ("mse"); without a metric it is
+    accuracy for scores of classes with whole-number labels, and else the loss itself; an `anybit.Metric` says its unit and
+    which direction is better · output: the key or position of the model's output, where it returns several; none: "logits",
+    or the only tensor · threads: of the CPU; none: torch's choice · path: a folder to keep the run in; with `resume` an
+    interrupted run there goes on, if model, variant, data, loss and metric are still the same, also to more `rounds` than it
+    was begun with, and where there is none yet, it starts; Ctrl-C ends such a run after its round, with a checkpoint ·
+    on_round: called after every round; callbacks: the same with more to hear, and to see · server_optimizer, sampler,
+    schedule: of your own, in place of those that `server` and `sampling` name: ServerOptimizer(init, step), f(seed, rounds
+    before, clients, size) → client numbers, f(rounds before, rounds) → factor of the server's learning rate · progress: a
+    line on stderr; none: where it is a terminal or a notebook. The model is not changed; the result holds the trained copy.
     """
     variant = variant or mqat()
     if not isinstance(model, nn.Module) or not isinstance(variant, Variant):
@@ -105,16 +111,18 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         "data": Component(OBJECT), "split": Component(OBJECT), "model": Component(OBJECT),
         "variant": Component(OBJECT, {"is": variant.name}), "rounds": rounds, "cohort": cohort, "sampling": sampling,
         "seed": seed, "weighting": weighting, "client": client, "server": server, "sites": sites, "ranges": ranges,
-        "evaluation": evaluation, "loss": meaning(task.loss).name, "metric": meaning(task.metric).name, "output": output,
-        "engine": engine, "device": device, "compute": compute, "checkpoint_every": checkpoint_every}))
+        "evaluation": evaluation, "loss": _named(task.loss), "metric": _named(task.metric), "output": output,
+        "engine": engine, "device": device, "compute": compute, "threads": threads, "checkpoint_every": checkpoint_every}))
     if resume and path is None:
         raise ConfigError("resume=True needs path=…: the folder of the run that goes on")
-    config = _with_own(config, task)
-    opened = open_run(None if path is None else Path(path), config, lambda stored: task, resume=resume)
-    watch = Watch()
-    told = [*callbacks, *([EachRound(on_round)] if on_round else [])]
+    config, say = _with_own(config, task), functools.partial(print, file=sys.stderr)
+    opened = open_run(None if path is None else Path(path), config, lambda stored: task, resume=resume, warn=say,
+                      rounds=rounds if resume else None)
+    watch, line = Watch(), ProgressLine()
+    shown = [line] if progress or (progress is None and line.wanted()) else []
+    told = [*callbacks, *([EachRound(on_round)] if on_round else []), *shown]
     interrupts = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []
-    with opened.held(), stoppable(watch, functools.partial(print, file=sys.stderr), interrupts if path else ()):
+    with opened.held(), stoppable(watch, say, interrupts if path else ()), closing(line):
         training = begin(opened.computation, opened.folder, resume, watch, told)
         try:
             trained = train(training, Simulation(training))
@@ -133,6 +141,12 @@ def _check_followers(on_round: Any, callbacks: Any) -> None:
         if not isinstance(callback, Callback):
             raise ConfigError(f"callbacks holds a {type(callback).__name__}: derive it from anybit.Callback, or pass a "
                               "function as on_round")
+
+
+def _named(function: PerExample) -> str:
+    """Return the name of a loss or metric as a config has it: anybit's own, and those with a name, by their short one."""
+    short = isinstance(function, Metric) or function in LOSSES.values()
+    return meaning(function).name if short else qualified_name(function)
 
 
 def _with_own(config: Config, task: Task) -> Config:
@@ -165,6 +179,19 @@ class Fitted:
     """One entry per round."""
     task: Task = field(repr=False)
     config: Config = field(repr=False)
+
+    def quantized(self, width: str) -> nn.Module:
+        """Return the model at a width, e.g. "W4", as the evaluation computes it: a copy for evaluation, at the run's steps.
+
+        Weights are rounded; a width that quantizes activations, as "WA4", puts sites in front of the layers.
+        """
+        return at_width(self.model, self.steps, Width.parse(width), self.config.sites)
+
+    def per_client(self, width: str) -> np.ndarray:
+        """Return the metric of the model at a width on each client's own training examples."""
+        task = self.task.to(torch.device("cpu"))
+        w = {name: p.detach() for name, p in self.model.named_parameters()}
+        return per_client(build_evaluator(task, self.config), w, self.steps, Width.parse(width), task.split)
 
     def export(self, out: str | Path, widths: Sequence[str] = ("W8", "W4", "W2"),
                runtime: Literal["onnx", "executorch", "archive"] = "onnx") -> list[Artifact]:

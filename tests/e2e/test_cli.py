@@ -124,7 +124,7 @@ def test_a_folder_in_use_is_locked(anybit: Anybit, home: Path) -> None:
 
 
 def test_dry_run_prints_config_and_cost_and_leaves_nothing(anybit: Anybit, home: Path) -> None:
-    shown = json.loads(anybit("run", "quickstart/mqat", *TINY, "--dry-run").stdout)
+    shown = json.loads(anybit("run", "quickstart/mqat", *TINY, "--dry-run", "--json").stdout)
     assert shown["config"]["rounds"] == 6
     assert shown["cost"]["training_images"] == 6 * 10 * 71
     assert not (home / "runs").exists()

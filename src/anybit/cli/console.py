@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from anybit.errors import ConfigError, did_you_mean, printable
@@ -94,13 +94,24 @@ class _Speed(ProgressColumn):
         return Text(f"{task.speed:.2f} rounds/s" if task.speed else "– rounds/s")
 
 
+class _TwoLines(Bar):
+    """The progress of rounds, and below it the newest accuracies, for which a narrow line has no room."""
+
+    accuracy = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        if self.accuracy:
+            yield Text(self.accuracy, no_wrap=True, overflow="ellipsis")
+
+
 class Reporter:
     """The progress of a run: a live line on a terminal, a plain line now and then without one."""
 
     def __init__(self, quiet: bool, first_round: int = 0) -> None:
         self.quiet, self.first_round = quiet, first_round
         self.live = sys.stderr.isatty()
-        self.bar: Bar | None = None
+        self.bar: _TwoLines | None = None
         self.started = self.last_line = time.monotonic()
         self.accuracy = ""
 
@@ -116,13 +127,13 @@ class Reporter:
 
     def _live(self, progress: Progress) -> None:
         if self.bar is None:
-            self.bar = Bar(TextColumn("round"), MofNCompleteColumn(), BarColumn(20), _Speed(), TextColumn("ETA"),
-                           TimeRemainingColumn(compact=True), TextColumn("loss {task.fields[loss]:.3f}"),
-                           TextColumn("{task.fields[accuracy]}", table_column=Column()), console=Console(stderr=True),
-                           redirect_stdout=False, redirect_stderr=False)
+            self.bar = _TwoLines(TextColumn("round"), MofNCompleteColumn(), BarColumn(16), _Speed(), TextColumn("ETA"),
+                                 TimeRemainingColumn(compact=True), TextColumn("loss {task.fields[loss]:.3f}"),
+                                 console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False)
             self.bar.start()
-            self.bar.add_task("", total=progress.rounds, completed=progress.round - 1, loss=progress.loss, accuracy="")
-        self.bar.update(self.bar.task_ids[0], completed=progress.round, loss=progress.loss, accuracy=self.accuracy)
+            self.bar.add_task("", total=progress.rounds, completed=progress.round - 1, loss=progress.loss)
+        self.bar.accuracy = self.accuracy
+        self.bar.update(self.bar.task_ids[0], completed=progress.round, loss=progress.loss)
 
     def _line(self, progress: Progress) -> None:
         self.last_line = time.monotonic()

@@ -55,6 +55,7 @@ def show(recipe: Recipe, overrides: Overrides = None,
     from anybit.report.spread import draw, padding, spread
     from anybit.training.build import Components
 
+    _check_recipe(recipe)
     config = from_recipe(recipe, overrides or [])
     components = Components(config, imports or [])
     data = components.build_data()
@@ -80,6 +81,17 @@ def ls(json: Json = False, debug: Debug = False) -> None:
     from anybit.data import cache
 
     _print_sets(cache.ls(), json)
+
+
+def _check_recipe(name: str) -> None:
+    """Raise for the name of a data set, which has no clients yet, with recipes that spread it."""
+    from anybit import recipes
+    from anybit.data.sources import SOURCES
+
+    if name in SOURCES and name not in recipes.names():
+        using = [recipe for recipe in recipes.names() if recipes.load(recipe).get("data", {}).get("name") == name]
+        raise ConfigError(f"'{name}' is a data set, and a recipe spreads it over clients: "
+                          + (f"use one of {', '.join(using[:3])}, …" if using else "no recipe uses it; write one"))
 
 
 def _source(name: str, columns: dict[str, str], fields: dict[str, Any]) -> tuple[str, Source]:

@@ -22,8 +22,12 @@ def evaluate(path: RunPath,
              steps: Annotated[str | None, typer.Option(help="Step rule: table, rule, mse, minmax or cover.")] = None,
              mixed: Annotated[bool, typer.Option("--mixed", help="Every pair of bits of weights and activations, kept "
                                                                  "with the run for its report.")] = False,
+             per_client: Annotated[bool, typer.Option("--per-client", help="On each client's own training examples "
+                                                                           "instead of the test set.")] = False,
              imports: Import = None, json: Json = False, debug: Debug = False) -> None:
     """Evaluate a trained run at any widths on the whole test set."""
+    import numpy as np
+
     from anybit.quant.grid import Width
     from anybit.training.run import Run
 
@@ -38,6 +42,15 @@ def evaluate(path: RunPath,
             [[f"W{w}", *(metric.text(scores[str(Width(w, a))].metric) for a in bits)] for w in bits]))
         return
     widths = [Width.parse(text) for text in width] if width else [Width.of(run.evaluation["sites"], b) for b in bits]
+    if per_client:
+        if rule is not None:
+            raise ConfigError("--per-client evaluates at the run's own step sizes: leave out --steps")
+        found = {str(w): run.per_client(str(w)) for w in widths}
+        print_result(json, {name: values.tolist() for name, values in found.items()},
+                     ["width", "clients", f"mean {metric}", "10th percentile"],
+                     [[name, str(len(values)), f"{values.mean():.2f}", f"{np.percentile(values, 10):.2f}"]
+                      for name, values in found.items()])
+        return
     scores = run.evaluate([str(w) for w in widths], rule)
     print_result(json, {name: score._asdict() for name, score in scores.items()}, ["width", "loss", metric.head],
                  [[name, f"{score.loss:.4f}", metric.text(score.metric)] for name, score in scores.items()])

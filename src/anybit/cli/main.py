@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import click
 import typer
@@ -19,6 +21,23 @@ typer.core.HAS_RICH = False
 app = typer.Typer(name="anybit", no_args_is_help=True, add_completion=False, rich_markup_mode=None,
                   pretty_exceptions_enable=False, suggest_commands=False,
                   help="Train one federated model that survives every bit-width.")
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        print(f"anybit {importlib.metadata.version('anybit')}")
+    except importlib.metadata.PackageNotFoundError:
+        print("anybit from its sources")
+    raise typer.Exit
+
+
+@app.callback()
+def _before_any_verb(version: Annotated[bool, typer.Option(
+        "--version", help="Print the version, and stop.", is_eager=True, callback=_print_version)] = False) -> None: ...
+
+
 _VERBS: dict[str, Callable[..., None]] = {
     "ls": recipes.ls, "show": recipes.show, "cp": recipes.cp, "run": training.run, "resume": training.resume,
     "sweep": sweep.sweep, "collect": sweep.collect, "eval": inspect.evaluate, "report": inspect.report,

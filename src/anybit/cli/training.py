@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from anybit.cli.console import Debug, Import, Json, Quiet, Reporter, own_scores, print_json, print_result, say
+from anybit.cli.console import Debug, Import, Json, Quiet, Reporter, own_scores, print_json, print_lines, print_result, say
 from anybit.cli.recipes import Overrides, Recipe, label_of, tell_not_kept
 from anybit.errors import RunError
 from anybit.training.stopping import stoppable
 
 if TYPE_CHECKING:
-    from anybit.config import Config
+    from anybit.training.course import Callback
     from anybit.training.opening import OpenRun
-    from anybit.training.task import Task
 
+Log = Annotated[list[str] | None, typer.Option(
+    help="Log every round to csv:FILE, tensorboard:FOLDER or wandb:PROJECT; repeat for more.")]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
 
 
 def run(recipe: Recipe, overrides: Overrides = None,
         path: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/RECIPE-TIME.")] = None,
-        dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the config and the cost, and stop.")] = False,
-        imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
+        dry_run: Annotated[bool, typer.Option(
+            "--dry-run", help="Print time, memory, traffic and work (with --json also the config), and stop.")] = False,
+        log: Log = None, imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Train a recipe."""
     from anybit.config import from_recipe
     from anybit.engines.ranks import rank
     from anybit.files.schema import plain
     from anybit.training.build import build_task, settled
     from anybit.training.computation import open_computation
+    from anybit.training.estimate import estimate
+    from anybit.training.loggers import logger
     from anybit.training.opening import open_run
 
     config, trusted = from_recipe(recipe, overrides or []), imports or []
@@ -38,33 +43,42 @@ def run(recipe: Recipe, overrides: Overrides = None,
         # Opened as a run would open it, so that the same mistakes are found.
         task, config = build_task(config, trusted), settled(config, trusted)
         open_computation(task, config).engine.close()
-        print_json({"config": plain(config), "cost": _cost(config, task)})
+        known = estimate(config, task)
+        if json:
+            print_json({"config": plain(config), "cost": known.as_json()})
+        else:
+            print_lines("\n".join(known.lines()))
         tell_not_kept([(recipe, overrides or [])], quiet)
         return
-    reporter = Reporter(quiet or rank() > 0)
+    reporter, loggers = Reporter(quiet or rank() > 0), [logger(text) for text in log or []]
     path = path or Path("runs") / f"{label_of(recipe)}-{time.strftime('%Y%m%d-%H%M%S')}"
     opened = open_run(path, config, lambda config: build_task(config, trusted), trusted=trusted, say=reporter.message)
     tell_not_kept([(recipe, overrides or [])], quiet or rank() > 0)
-    _train(opened, reporter, json)
+    _train(opened, reporter, json, loggers)
 
 
-def resume(path: RunPath, imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
-    """Continue an interrupted run from its last checkpoint."""
+def resume(path: RunPath,
+           rounds: Annotated[int | None, typer.Option(help="More rounds than it has: also a finished run goes on.")] = None,
+           log: Log = None, imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
+    """Continue an interrupted run from its last checkpoint, or give a run more rounds."""
     from anybit.engines.ranks import rank
     from anybit.sweeps.plan import is_sweep
+    from anybit.training.loggers import logger
     from anybit.training.opening import open_run
     from anybit.training.run import Run
 
     if is_sweep(path):
         raise RunError(f"{path} is a sweep: continue it with 'anybit sweep {path}'")
     run = Run.load(path, trusted=imports or [])
-    if run.folder.whole:
-        raise RunError(f"{path} is finished: see it with 'anybit report {path}'")
-    reporter = Reporter(quiet or rank() > 0, first_round=max(map(run.folder.round_of, run.folder.checkpoints()), default=0))
-    _train(open_run(path, None, lambda config: run.task(), resume=True), reporter, json)
+    if run.folder.whole and rounds in (None, run.config.rounds):
+        raise RunError(f"{path} is finished: see it with 'anybit report {path}', or give it more rounds with --rounds")
+    reporter, loggers = Reporter(quiet or rank() > 0), [logger(text) for text in log or []]
+    opened = open_run(path, None, lambda config: run.task(), resume=True, rounds=rounds, say=reporter.message)
+    reporter.first_round = max(map(run.folder.round_of, run.folder.checkpoints()), default=0)
+    _train(opened, reporter, json, loggers)
 
 
-def _train(opened: OpenRun, reporter: Reporter, json: bool) -> None:
+def _train(opened: OpenRun, reporter: Reporter, json: bool, loggers: Sequence[Callback]) -> None:
     from anybit.federated.metrics import meaning_in
     from anybit.training.callbacks import EachRound
     from anybit.training.course import Watch
@@ -78,7 +92,7 @@ def _train(opened: OpenRun, reporter: Reporter, json: bool) -> None:
             reporter.message(f"{folder.path}: {task.variant.name} on {config.data.name}, {len(task.split)} clients, "
                              f"{config.cohort} a round, {config.engine} engine on {config.device}"
                              + (f", from round {reporter.first_round}" if opened.resumed else ""))
-            training = begin(opened.computation, folder, opened.resumed, watch, [EachRound(reporter.on_round)])
+            training = begin(opened.computation, folder, opened.resumed, watch, [*loggers, EachRound(reporter.on_round)])
             trained = train(training, Simulation(training))
     finally:
         reporter.close()
@@ -88,14 +102,3 @@ def _train(opened: OpenRun, reporter: Reporter, json: bool) -> None:
     print_result(json, {"path": str(folder.path), **evaluation}, [metric.head, *scores],
                  [[evaluation["variant"], *(metric.text(score["metric"]) for score in scores.values())]])
     say(f"run: {folder.path}   report: anybit report {folder.path}")
-
-
-def _cost(config: Config, task: Task) -> dict[str, Any]:
-    """Return the work of the run, counted in images through the model."""
-    mean = sum(len(index) for index in task.split) / len(task.split)
-    clients, evaluations = config.rounds * config.places(len(task.split)), config.rounds // config.evaluation.every + 1
-    epochs = clients * config.client.passes(mean)
-    return {"parameters": sum(p.numel() for p in task.model.parameters()), "clients": len(task.split),
-            "training_images": round(epochs * mean),
-            "evaluation_images": evaluations * len(config.evaluation.bits) * len(task.data.test),
-            "local_steps": round(epochs * -(-mean // config.client.batch_size))}

@@ -78,7 +78,7 @@ class EvaluationOptions:
     steps: tuple[StepRule, ...] = ("table", "rule", "mse")
     """Step rules of the final evaluation."""
     batch_size: int | None = None
-    """Test images at once; none: 500 on a CPU, 2,500 on a GPU, fewer if they do not fit."""
+    """Test images at once; none: 250 on a CPU, 2,500 on a GPU, fewer if they do not fit."""
     mixed: bool = False
     """At the end also every pair of bits of weights and activations (W4A8, W2A8, W8A4, …), by the variant's step rule."""
 

@@ -59,7 +59,8 @@ def plan(names: Sequence[str], overrides: Sequence[str] = (), seeds: Sequence[in
             settings = (*overrides, *chosen)
             for seed in dict.fromkeys(seeds) if seeds is not None else (from_recipe(recipe, settings).seed,):
                 config = from_recipe(recipe, [*settings, f"seed={seed}"])
-                name = "-".join((leaf, *map(_label, chosen), f"seed{seed}"))
+                varied = (setting for setting in chosen if not setting.startswith("seed="))  # the name ends in it
+                name = "-".join((leaf, *map(_label, varied), f"seed{seed}"))
                 runs.append(PlannedRun(name, recipe, settings, seed, config))
     return _distinct(runs)
 

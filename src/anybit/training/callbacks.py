@@ -72,7 +72,8 @@ class Times(Callback):
         progress.seconds = (time.perf_counter() - training.round_started) / training.runs_together
         if training.folder and self.kept:
             try:
-                training.folder.append("timing", {"round": progress.round, "seconds": progress.seconds})
+                sent = {"bytes_down": progress.bytes_down, "bytes_up": progress.bytes_up} if progress.bytes_down else {}
+                training.folder.append("timing", {"round": progress.round, "seconds": progress.seconds, **sent})
             except RunError as error:
                 self.kept = False
                 training.watch.on_message(f"warning: no more times are kept ({error})")

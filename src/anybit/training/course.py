@@ -17,6 +17,7 @@ from anybit.federated.state import State, trained_table
 from anybit.quant.ranges import StepTable
 from anybit.training.computation import Computation
 from anybit.training.divergence import check_finite, mean_loss, what_to_lower
+from anybit.training.run_files import resume_with
 from anybit.training.run_folder import RunFolder
 
 
@@ -30,16 +31,25 @@ class Progress:
     evaluation: dict[str, Any] | None = None
     """The server model at the variant's own widths, in the rounds in which it was evaluated."""
     seconds: float = 0.0
+    bytes_down: int = 0
+    """Sent to the clients of the round: what they train, in its own type, × clients; 0: not counted, as on a fleet."""
+    bytes_up: int = 0
 
 
 class Callback:
     """An observer of a training. A user's logger is one, and overrides the methods it needs."""
+
+    def on_begin(self, training: Training) -> None:
+        """Hear that the training begins, or goes on after `training.round` rounds."""
 
     def after_round(self, training: Training, progress: Progress) -> None:
         """Hear of a round that is over, in the order in which the callbacks are listed."""
 
     def on_stop(self, training: Training) -> None:
         """Hear that the training ends after this round because it was asked to."""
+
+    def on_end(self, training: Training) -> None:
+        """Hear that nothing more comes: it is trained and evaluated, stopped or failed."""
 
 
 @dataclass
@@ -58,6 +68,8 @@ class RoundResult(NamedTuple):
     losses: Tensor
     """(client, local step)."""
     cohort: Cohort
+    bytes_sent: int = 0
+    """To the clients, and as many from them."""
 
 
 @dataclass
@@ -78,6 +90,8 @@ class Training:
     round_started: float = 0.0
     runs_together: int = 1
     """The runs that went through the last round together, and share its time."""
+    ends_early: bool = False
+    """Set by a callback to make the current round the last, with its checkpoint and the final evaluation."""
 
     @property
     def config(self) -> Config:
@@ -85,7 +99,7 @@ class Training:
 
     @property
     def ended(self) -> bool:
-        return self.round >= self.config.rounds
+        return self.ends_early or self.round >= self.config.rounds
 
     def delivered(self, which: Delivered | None = None) -> tuple[dict[str, Tensor], StepTable]:
         """Return the weights that are evaluated and shipped (or the others), and the step sizes that belong to them."""
@@ -100,7 +114,7 @@ class Training:
         due = self.round % self.config.checkpoint_every == 0 or self.config.evaluation.due(self.round)
         if due or self.ended or self.watch.stop:
             check_finite(self.state, self.round, self._advice)
-        progress = Progress(self.round, self.config.rounds, loss)
+        progress = Progress(self.round, self.config.rounds, loss, bytes_down=result.bytes_sent, bytes_up=result.bytes_sent)
         for callback in self.callbacks:
             callback.after_round(self, progress)
         self._stop_if_asked()
@@ -115,7 +129,7 @@ class Training:
 
     def stopped(self) -> str:
         """Say where the training stopped, and how it goes on."""
-        then = f"; continue with: anybit resume {self.folder.path}" if self.folder else ""
+        then = f"; continue with: {resume_with(self.folder.path)}" if self.folder else ""
         return f"stopped after round {self.round}{then}"
 
     def _advice(self) -> str:

@@ -117,7 +117,7 @@ def measure(config: Config, task: Task, budget: float = BUDGET, quick: bool = Fa
             candidate = replace(candidate, threads=config.threads)
         if any(m.candidate == candidate for m in table):
             continue
-        table.append(Measured(candidate, _seconds(config, task, candidate)))
+        table.append(Measured(candidate, round_seconds(config, task, candidate)))
         yield table[-1]
 
 
@@ -151,7 +151,7 @@ def _candidates(model: nn.Module, table: list[Measured], many: int, native: bool
     yield Candidate("stacked", 1, "no-onednn" if kernels == "no-onednn" else "default")
 
 
-def _seconds(config: Config, task: Task, candidate: Candidate) -> float:
+def round_seconds(config: Config, task: Task, candidate: Candidate) -> float:
     """Return the time of a few local steps of a few clients, per image, times the images of a round."""
     quiet = candidate.apply(replace(config, ranges=replace(config.ranges, learned=False), device="cpu"))
     cohort = _probe(config, task, {"sequential": 1, "processes": cores()}.get(candidate.engine, 4))

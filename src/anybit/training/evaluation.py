@@ -212,7 +212,7 @@ class Evaluator:
 
     def own(self, w: Tensors, trained: StepTable) -> dict[str, Any]:
         """Evaluate the variant's own sites at its own step sizes and all bit-widths, and every layer at the lowest."""
-        table, lowest = self._own_table(w, trained), min(self._own_widths)
+        table, lowest = self._own_table(w, trained), min(self.own_widths)
         width = torch.tensor(lowest, device=device_of(self.images))
         seen = self._repeated("health", lambda: partial(health_seen, self.plain))
         health = layer_health(self.plain, seen(dict(w), dict(table.steps), self.images, width), lowest)
@@ -224,11 +224,12 @@ class Evaluator:
         return self._own_scores(w, self._own_table(w, trained))
 
     def _own_scores(self, w: Tensors, table: StepTable) -> dict[str, Any]:
-        scores = self.score(w, table, self._own_widths, on_the_way=True)
+        scores = self.score(w, table, self.own_widths, on_the_way=True)
         return {name: score._asdict() for name, score in scores.items()}
 
     @property
-    def _own_widths(self) -> list[Width]:
+    def own_widths(self) -> list[Width]:
+        """The widths of an evaluation on the way: the variant's own sites at every bit-width."""
         return [Width.of(self.variant.sites, b) for b in self.options.bits]
 
     def _own_table(self, w: Tensors, trained: StepTable) -> StepTable:

@@ -56,6 +56,8 @@ def train(training: Training, rounds: Rounds) -> Trained:
     """Run the rounds that are left, t, …, T − 1, then evaluate the full grid."""
     training.release = rounds.release
     try:
+        for callback in training.callbacks:
+            callback.on_begin(training)
         while not training.ended:
             training.round_started = time.perf_counter()
             training.advance(rounds(training.state, training.round))
@@ -64,6 +66,8 @@ def train(training: Training, rounds: Rounds) -> Trained:
     except EngineError as error:
         raise EngineError(f"{error}{training.last_good()}") from error
     finally:
+        for callback in training.callbacks:
+            callback.on_end(training)
         training.computation.engine.close()
 
 
@@ -76,6 +80,7 @@ class Simulation:
         round_program = self.computation.round_program(self.computation.client_step(training.table))
         self.program = Program(functools.partial(self.computation.engine.prepare, round_program))
         self.upcoming = self.computation.inputs(self.given, training.round)
+        self.client_bytes = sum(value.nbytes for value in training.state.trainable.named().values())
 
     def __call__(self, state: State, round: int) -> RoundResult:
         """Run a round, with fewer clients at once where they do not fit into memory."""
@@ -89,7 +94,7 @@ class Simulation:
                 self.release()
         # Laid out while the device is still busy with this round.
         self.upcoming = computation.inputs(self.given, round + 1)
-        return RoundResult(state, losses, inputs.cohort)
+        return RoundResult(state, losses, inputs.cohort, self.client_bytes * len(inputs.cohort.clients))
 
     def release(self) -> None:
         self.program.release()

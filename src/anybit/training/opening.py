@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from anybit.config import Config, chosen
+from anybit.config import OBJECT, Config, chosen
+from anybit.config.compare import compared
 from anybit.environment import environment
 from anybit.errors import RunError
 from anybit.files.schema import plain
 from anybit.training.build import settled
 from anybit.training.computation import Computation, open_computation
 from anybit.training.engine_choice import with_engine
+from anybit.training.extension import extend, extended
 from anybit.training.follower import Follower
+from anybit.training.identity import check_identity, identity, identity_of_data
 from anybit.training.machine import computing
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task
@@ -42,48 +45,77 @@ class OpenRun:
 
 
 def open_run(path: Path | None, config: Config | None, make_task: Callable[[Config], Task], *, resume: bool = False,
-             trusted: Collection[str] = (), say: Callable[[str], None] = lambda text: None, same: bool = True,
+             rounds: int | None = None, trusted: Collection[str] = (), say: Callable[[str], None] = lambda text: None,
+             warn: Callable[[str], None] | None = None, same: bool = True,
              compute: Callable[[Task, Config], Computation] = open_computation) -> OpenRun:
     """Open the run at `path`: with `resume` the one that is there, if there is one, else a new one by `config`.
 
-    config: none where only a run that is there can be meant · same: whether such a run must have this config · say: hears
-    which engine was chosen · compute: what the run computes with. A run that cannot start leaves no folder.
+    config: none where only a run that is there can be meant · rounds: of such a run, if more than it has, it is extended ·
+    same: whether such a run must have this config · say: hears which engine was chosen · warn: hears of what is not as it
+    should be, as `say` does unless given · compute: what the run computes with. A run that cannot start leaves no folder.
     """
     if resume and path is not None and (path / "config.json").exists():
         folder = RunFolder.open(path)
         stored = folder.stored_config()
-        task = replace(make_task(stored), split=folder.split())
+        task = make_task(stored)
+        _check_identity(folder, stored, task, warn or say)
         if same and config is not None:
-            _check_same(path, stored, config, task, trusted)
+            _check_same(folder, stored, config if rounds is None else replace(config, rounds=stored.rounds), task, trusted)
+        longer = None
+        if rounds is not None and rounds != stored.rounds:
+            longer, last = extended(folder, chosen(stored, task.variant.choices), rounds, task.schedule)
         with computing(stored):
-            computation = compute(task, stored)
+            computation = compute(replace(task, split=folder.split()), longer or stored)
+        if longer and computation.engine.leads:
+            extend(folder, longer.rounds, last)
+            (warn or say)(f"{path} goes on from round {last}, to {longer.rounds} rounds instead of {stored.rounds}")
         return OpenRun(computation, folder if computation.engine.leads else Follower(path), True)
     if config is None:
         raise RunError(f"{path} is not a run: it has no config.json")
     task = make_task(config)
     config = settled(with_engine(config, task, say), trusted)
+    described = {} if path is None else _identity(config, task)
     with computing(config):
         computation = compute(task, config)
-        return OpenRun(computation, _new_folder(path, computation, task), False)
+        return OpenRun(computation, _new_folder(path, computation, task, described), False)
 
 
-def _new_folder(path: Path | None, computation: Computation, task: Task) -> RunFolder | None:
+def _new_folder(path: Path | None, computation: Computation, task: Task, described: dict[str, Any]) -> RunFolder | None:
     if path is None:
         return None
     if not computation.engine.leads:
         return Follower(path)
-    return RunFolder.create(path, plain(computation.config), environment(), task.split)
+    return RunFolder.create(path, plain(computation.config), environment(), task.split, described)
 
 
-def _check_same(path: Path, stored: Config, config: Config, task: Task, trusted: Collection[str]) -> None:
+def _identity(config: Config, task: Task) -> dict[str, Any]:
+    """Describe what a config does not: of named parts the data alone, which may be another version of themselves."""
+    return identity(task) if config.model.name == OBJECT else identity_of_data(task.data)
+
+
+def _check_identity(folder: RunFolder, config: Config, task: Task, warn: Callable[[str], None]) -> None:
+    stored = folder.task()
+    if stored is None:
+        warn(f"warning: {folder.path} was begun by an earlier version, which recorded no data: whether these are the same "
+             "is not checked")
+    else:
+        check_identity(folder.path, stored, _identity(config, task))
+
+
+def _check_same(folder: RunFolder, stored: Config, config: Config, task: Task, trusted: Collection[str]) -> None:
     """Raise unless a run's stored config is `config`, whose open choices it has settled."""
     stored, config = (chosen(each, task.variant.choices) for each in (stored, config))
     config = replace(config, cohort=config.cohort or stored.cohort)
     if config.sites.one_sided is None:
         config = replace(config, sites=replace(config.sites, one_sided=stored.sites.one_sided))
+    if folder.task() is None:  # such a run said nothing of its own loss and metric
+        config = replace(config, loss=stored.loss, metric=stored.metric)
     taken: dict[str, Any] = {name: getattr(stored, name) for name, open_choice in
                              (("engine", "auto"), ("device", "auto"), ("threads", None))
                              if getattr(config, name) == open_choice}
     compute = replace(config.compute, convolution=config.compute.convolution or stored.compute.convolution)
-    if plain(settled(replace(config, compute=compute, **taken), trusted)) != plain(settled(stored, trusted)):
-        raise RunError(f"{path} holds a run with another config: start a new one in another folder")
+    now = settled(replace(config, compute=compute, **taken), trusted)
+    for key, (was, new) in compared([plain(settled(stored, trusted)), plain(now)]).items():
+        if was != new:
+            raise RunError(f"{folder.path} holds a run with another config ({key} was {was}, now {new}): start a new one in "
+                           "another folder")

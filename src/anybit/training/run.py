@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from anybit.config import OBJECT, Config
@@ -23,6 +24,7 @@ from anybit.tensors import Tensors, moved
 from anybit.training.build import build_task
 from anybit.training.evaluation import Evaluator, Score, build_evaluator
 from anybit.training.machine import computing, open_engine, pick_device
+from anybit.training.per_client import per_client
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task
 
@@ -78,6 +80,13 @@ class Run:
             if steps is not None and steps != evaluator.own_steps:
                 table = evaluator.finder(w, self._trained_table(evaluator, w)).table(steps)
             return evaluator.score(w, table, [Width.parse(width) for width in widths])
+
+    def per_client(self, width: str) -> np.ndarray:
+        """Return the metric of the model at a width, at the run's own steps, on each client's own training examples."""
+        with computing(self.config):
+            evaluator, w = self._evaluator()
+            steps = self.steps().to(evaluator.data.test.device)
+            return per_client(evaluator, w, steps, Width.parse(width), self.folder.split())
 
     def _trained_table(self, evaluator: Evaluator, w: Tensors) -> StepTable:
         newest = self.folder.newest_checkpoint(evaluator.data.test.device)

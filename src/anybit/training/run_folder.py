@@ -1,7 +1,7 @@
 """A run is a folder. Everything in it is JSON or safetensors, written whole or not at all.
 
-config.json  environment.json  split.safetensors  metrics.jsonl  timing.jsonl  checkpoints/
-and at the end: model.safetensors  steps.json  evaluation.json
+config.json  environment.json  task.json  split.safetensors  metrics.jsonl  timing.jsonl  checkpoints/
+at the end: model.safetensors  steps.json  evaluation.json; of a run that was extended: extended.json
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from anybit.config import Config
 from anybit.errors import ConfigError, RunError
 from anybit.federated.state import State
 from anybit.files.holding import locked, no_link, own_folder
-from anybit.files.reading import bounded, read_bytes, read_json
+from anybit.files.reading import read_json
 from anybit.files.safetensors import load, save
 from anybit.files.schema import read
-from anybit.files.writing import is_temporary, stale, sync_folder, write_bytes, write_json, writing
+from anybit.files.writing import stale, sync_folder, write_bytes, write_json, writing
 from anybit.quant.ranges import StepTable
 from anybit.tensors import Tensors, moved
 from anybit.training.checkpoint import Checkpoint, named
 from anybit.training.records import checked_evaluation
+from anybit.training.run_files import check_free, entry_of, lines_of, resume_with, rewound, split_of
 
 KEEP_CHECKPOINTS = 2
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
@@ -47,20 +48,22 @@ class RunFolder:
 
     @staticmethod
     def create(path: Path, config: Mapping[str, Any], environment: Mapping[str, Any],
-               split: Sequence[np.ndarray] | None = None) -> RunFolder:
+               split: Sequence[np.ndarray] | None = None, task: Mapping[str, Any] | None = None) -> RunFolder:
         """Start a new run. A folder that holds one, or anything else, is refused, so that nothing is overwritten.
 
         The config comes last, as the sign that there is a run: one that was killed before can be started again.
         """
-        _check_free(path)
+        check_free(path)
         folder = RunFolder(path)
         with writing(path, "choose another folder with --path"):
             path.mkdir(parents=True, exist_ok=True)
         with locked(path), writing(path, "choose another folder with --path"):
-            _check_free(path)  # somebody may have started here before we held it
+            check_free(path)  # somebody may have started here before we held it
             folder.kept.mkdir(exist_ok=True)
             if split is not None:
                 folder.save_split(split)
+            if task is not None:
+                write_json(path / "task.json", task)
             write_json(path / "environment.json", environment)
             write_json(path / "config.json", config)
         return folder
@@ -89,6 +92,23 @@ class RunFolder:
         except ConfigError as error:
             raise RunError(f"{self.file('config.json')}: {error}") from None
 
+    def task(self) -> dict[str, Any] | None:
+        """Read the identity of the task; none in folders of versions that did not record it."""
+        return self._table("task.json") if self.file("task.json").exists() else None
+
+    def extended_from(self) -> list[int]:
+        """List the numbers of rounds that the run had before it was extended."""
+        rounds = self._table("extended.json").get("from") if self.file("extended.json").exists() else []
+        if not isinstance(rounds, list) or not all(type(number) is int for number in rounds):
+            raise RunError(f"{self.file('extended.json')} is damaged: 'from' must list whole numbers")
+        return rounds
+
+    def _table(self, name: str) -> dict[str, Any]:
+        content = read_json(self.file(name))
+        if not isinstance(content, dict):
+            raise RunError(f"{self.file(name)} is damaged: it must be a table")
+        return content
+
     @property
     def finished(self) -> bool:
         return self.file("evaluation.json").exists()
@@ -109,7 +129,7 @@ class RunFolder:
             yield
         except OSError as error:
             kept = self.checkpoints()
-            again = f"continue with 'anybit resume {self.path}'" + (f" from {kept[-1].name}" if kept else "")
+            again = f"continue with '{resume_with(self.path)}'" + (f" from {kept[-1].name}" if kept else "")
             with writing(self.file(name), f"fix the disk, then {'do it again' if self.whole else again}"):
                 raise error
 
@@ -124,10 +144,10 @@ class RunFolder:
         """Read the entries of a log. A last line that a crash cut short is left out; any other damage is an error."""
         path = self.file(f"{log}.jsonl")
         entries = []
-        for number, line in enumerate(_lines(path), 1):
-            entry = _entry(line)
+        for number, line in enumerate(lines_of(path), 1):
+            entry = entry_of(line)
             if entry is None:
-                raise RunError(f"{path}, line {number}, is damaged: 'anybit resume {self.path}' writes anew what came "
+                raise RunError(f"{path}, line {number}, is damaged: '{resume_with(self.path)}' writes anew what came "
                                "after the last checkpoint")
             entries.append(entry)
         return entries
@@ -140,17 +160,37 @@ class RunFolder:
 
     def rewind_logs(self, checkpoint: Checkpoint) -> None:
         """Drop what was logged after the checkpoint; it will be logged again, the same."""
-        metrics = self.file("metrics.jsonl")
-        if (metrics.stat().st_size if metrics.exists() else 0) < checkpoint.metrics_bytes:
-            raise RunError(f"{metrics} is shorter than its checkpoint says: it was edited or truncated; restore it, or "
-                           f"delete the folder 'checkpoints' beside it to start again from round 0")
-        with self._writing("metrics.jsonl"), open(metrics, "ab", opener=no_link) as file:
-            file.truncate(checkpoint.metrics_bytes)
+        if checkpoint.round in self.extended_from():
+            self._rewind_to_former_end(checkpoint.round)
+        else:
+            self._truncate_metrics(checkpoint.metrics_bytes)
         # Times are no part of the result: what is damaged of them does not keep a run from going on.
-        timing = [entry for line in _lines(self.file("timing.jsonl")) if (entry := _entry(line)) is not None
+        timing = [entry for line in lines_of(self.file("timing.jsonl")) if (entry := entry_of(line)) is not None
                   and type(entry.get("round")) is int and entry["round"] <= checkpoint.round]
         with self._writing("timing.jsonl"):
             write_bytes(self.file("timing.jsonl"), "".join(json.dumps(entry) + "\n" for entry in timing).encode())
+
+    def _truncate_metrics(self, length: int) -> None:
+        metrics = self.file("metrics.jsonl")
+        if (metrics.stat().st_size if metrics.exists() else 0) < length:
+            raise self._too_short(metrics)
+        with self._writing("metrics.jsonl"), open(metrics, "ab", opener=no_link) as file:
+            file.truncate(length)
+
+    def _rewind_to_former_end(self, round: int) -> None:
+        """Make the metrics those of a run that was longer from the start, whose round this was not its last."""
+        metrics, config = self.file("metrics.jsonl"), self.stored_config()
+        try:
+            content = rewound(metrics, round, config.evaluation.due(round) or round == config.rounds)
+        except ValueError:
+            raise self._too_short(metrics) from None
+        with self._writing("metrics.jsonl"):
+            write_bytes(metrics, content)
+
+    @staticmethod
+    def _too_short(metrics: Path) -> RunError:
+        return RunError(f"{metrics} is shorter than its checkpoint says: it was edited or truncated; restore it, or "
+                        "delete the folder 'checkpoints' beside it to start again from round 0")
 
     def tidy(self) -> None:
         """Remove the temporary files of a process that was killed while writing. The caller holds the lock."""
@@ -197,7 +237,7 @@ class RunFolder:
             older = [p for p in self.checkpoints() if p != path]
             fix = f"delete it to resume from {older[-1].name}" if older else "delete it to start again from round 0"
             raise RunError(f"checkpoint {path} cannot be read ({error}): {fix}") from None
-        if digest != self.config_digest():
+        if digest not in (self.config_digest(), *map(self.config_digest, self.extended_from())):
             raise RunError(f"{self.file('config.json')} is not the config that {path.name} was trained with: restore it, "
                            "or start a new run")
         return checkpoint
@@ -207,9 +247,10 @@ class RunFolder:
         checkpoints = self.checkpoints()
         return self.load_checkpoint(checkpoints[-1], device) if checkpoints else None
 
-    def config_digest(self) -> str:
-        """Digest the config as stored, so that a run is never resumed with another one."""
-        return hashlib.sha256(json.dumps(self.config(), sort_keys=True).encode()).hexdigest()
+    def config_digest(self, rounds: int | None = None) -> str:
+        """Digest the config as stored, so that a run is never resumed with another one; rounds: as they were once."""
+        config = self.config() if rounds is None else {**self.config(), "rounds": rounds}
+        return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
     def save_split(self, split: Sequence[np.ndarray]) -> None:
         sizes = torch.tensor([len(index) for index in split])
@@ -218,12 +259,7 @@ class RunFolder:
             save(self.file("split.safetensors"), {"sizes": sizes, "examples": every}, {})
 
     def split(self) -> list[np.ndarray]:
-        tensors, _ = load(self.file("split.safetensors"))
-        every, sizes = (tensors.get(name, torch.zeros(0)).numpy() for name in ("examples", "sizes"))
-        whole = all(values.dtype == np.int64 and values.ndim == 1 for values in (every, sizes))
-        if not whole or not len(sizes) or sizes.min() < 0 or sizes.max() > len(every) or sizes.sum() != len(every):
-            raise RunError(f"{self.file('split.safetensors')} is damaged (its sizes are not those of its examples)")
-        return np.split(every, np.cumsum(sizes)[:-1])
+        return split_of(self.file("split.safetensors"))
 
     def save_result(self, w: Tensors, table: StepTable, evaluation: Mapping[str, Any]) -> None:
         """Write the trained model, its step sizes and the final evaluation, which comes last as the sign of completeness."""
@@ -238,19 +274,19 @@ class RunFolder:
 
     def model(self) -> dict[str, Tensor]:
         if not self.file("model.safetensors").exists():
-            raise RunError(f"{self.path} has no trained model yet: finish it with 'anybit resume {self.path}'")
+            raise RunError(f"{self.path} has no trained model yet: finish it with '{resume_with(self.path)}'")
         with self._again("model.safetensors"):
             return load(self.file("model.safetensors"))[0]
 
     def evaluation(self) -> dict[str, Any]:
         if not self.finished:
-            raise RunError(f"{self.path} is not finished: continue it with 'anybit resume {self.path}'")
+            raise RunError(f"{self.path} is not finished: continue it with '{resume_with(self.path)}'")
         with self._again("evaluation.json"):
             return checked_evaluation(read_json(self.file("evaluation.json")), self.file("evaluation.json"))
 
     def steps(self) -> Any:
         if not self.file("steps.json").exists():
-            raise RunError(f"{self.path} has no steps yet: finish it with 'anybit resume {self.path}'")
+            raise RunError(f"{self.path} has no steps yet: finish it with '{resume_with(self.path)}'")
         with self._again("steps.json"):
             return read_json(self.file("steps.json"))
 
@@ -260,30 +296,5 @@ class RunFolder:
         try:
             yield
         except RunError as error:
-            anew = f"; delete it, and 'anybit resume {self.path}' makes it anew from {self.checkpoints()[-1].name}"
+            anew = f"; delete it, and '{resume_with(self.path)}' makes it anew from {self.checkpoints()[-1].name}"
             raise RunError(f"{error}{anew if self.file(name).exists() and self.checkpoints() else ''}") from None
-
-
-def _check_free(path: Path) -> None:
-    """Raise for a folder with a run, or with a file that no run left here before its config was written."""
-    # Listed once: a start beside this one goes on meanwhile.
-    names = sorted(part.name for part in path.iterdir()) if path.is_dir() else []
-    if "config.json" in names:
-        raise RunError(f"{path} already holds a run: resume it with 'anybit resume {path}', or choose another folder")
-    for name in names:
-        half = is_temporary(name) and not (path / name).is_dir()
-        if not half and name not in ("lock", "checkpoints", "split.safetensors", "environment.json"):
-            raise RunError(f"{path} is not empty (it has {name}): choose a new folder")
-
-
-def _lines(path: Path) -> list[bytes]:
-    """Split a log into lines, without a last one that has no end."""
-    return read_bytes(path).split(b"\n")[:-1] if path.exists() else []
-
-
-def _entry(line: bytes) -> dict[str, Any] | None:
-    try:
-        entry = bounded(json.loads(line))
-    except (ValueError, RecursionError):
-        return None
-    return entry if isinstance(entry, dict) else None
