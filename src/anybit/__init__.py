@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anybit.api import Fitted, evaluate, fit
     from anybit.config import ClientOptions, ComputeOptions, Config, EvaluationOptions, RangeOptions
+    from anybit.data.clients import by_client
     from anybit.data.examples import Pipeline
     from anybit.errors import AnybitError
     from anybit.federated.sampling import SamplingOptions
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _HOME = {
     "anybit.api": ("Fitted", "evaluate", "fit"),
     "anybit.config": ("ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "RangeOptions"),
+    "anybit.data.clients": ("by_client",),
     "anybit.data.examples": ("Pipeline",),
     "anybit.errors": ("AnybitError",),
     "anybit.federated.sampling": ("SamplingOptions",),
@@ -56,8 +58,8 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "AnybitError", "Callback", "ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "Fitted", "Pipeline",
     "Progress", "RangeOptions", "Run", "SamplingOptions", "Score", "ServerOptions", "SiteOptions", "StepTable", "Variant",
-    "Width", "apqn", "baseline", "carousel", "cycled_widths", "dealt_width", "evaluate", "fit", "fixed_width", "kure",
-    "mqat", "prepare", "qat", "replace_batchnorm", "sampled_width",
+    "Width", "apqn", "baseline", "by_client", "carousel", "cycled_widths", "dealt_width", "evaluate", "fit", "fixed_width",
+    "kure", "mqat", "prepare", "qat", "replace_batchnorm", "sampled_width",
 ]
 
 

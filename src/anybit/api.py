@@ -6,7 +6,7 @@ import copy
 import functools
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +25,8 @@ from anybit.config import (
     EvaluationOptions,
     RangeOptions,
 )
-from anybit.data.examples import Data, Examples, Pipeline, as_examples
+from anybit.data.clients import gathered, pair_of
+from anybit.data.examples import Data, Pipeline, as_examples
 from anybit.errors import ConfigError, DataError, Interrupted
 from anybit.federated.objective import PerExample, accuracy, cross_entropy
 from anybit.federated.sampling import SamplingOptions
@@ -48,11 +49,8 @@ from anybit.training.task import Task, Trained
 if TYPE_CHECKING:
     from anybit.export.artifact import Artifact
 
-Arrays = tuple[Any, Any]
-"""(inputs, targets): numpy arrays or tensors with the example as first dimension."""
 
-
-def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Variant | None = None, *,
+def fit(model: nn.Module, clients: Iterable[Any], test: Any, variant: Variant | None = None, *,
         rounds: int = Config.rounds, cohort: int = Config.cohort, sampling: SamplingOptions = SamplingOptions(),
         seed: int = Config.seed, weighting: Literal["uniform", "examples"] = Config.weighting,
         client: ClientOptions = ClientOptions(), server: ServerOptions = ServerOptions(),
@@ -65,7 +63,8 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         on_round: Callable[[Progress], None] | None = None, callbacks: Sequence[Callback] = ()) -> Fitted:
     """Train `model` over `clients` so that it can be quantized to every bit-width.
 
-    clients: one (inputs, targets) pair per client · test: the pair the server model is evaluated on · variant: how
+    clients: per client a pair (inputs, targets), a torch Dataset or DataLoader, a Hugging Face Dataset, or a function that
+    loads one of these when the client is drawn · test: the same, on which the server model is evaluated · variant: how
     clients train, `mqat()` if not given · path: a folder to keep the run in; with `resume` an interrupted run there
     goes on, and where there is none yet, it starts; Ctrl-C ends such a run after its round, with a checkpoint · on_round:
     called after every round; callbacks: the same with more to hear, and to see. The model is not changed; the result holds
@@ -74,16 +73,8 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
     variant = variant or mqat()
     if not isinstance(model, nn.Module) or not isinstance(variant, Variant):
         raise ConfigError("model must be a torch.nn.Module, and variant a Variant: anybit.mqat(), anybit.baseline(), …")
-    parts = [as_examples(*_pair(arrays, f"client {i}"), f"client {i}") for i, arrays in enumerate(clients)]
-    if not parts:
-        raise DataError("clients is empty: give one (inputs, targets) pair per client")
-    ends = np.cumsum([len(part) for part in parts])
-    split = np.split(np.arange(ends[-1]), ends[:-1])
-    try:
-        together = Examples(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
-    except RuntimeError as error:
-        raise DataError(f"the clients' arrays do not fit together ({str(error).splitlines()[0]})") from None
-    data = Data(together, as_examples(*_pair(test, "test"), "test data"), pipeline)
+    examples, split = gathered(clients)
+    data = Data(examples, as_examples(*pair_of(test, "test"), "test data"), pipeline)
     task = Task(copy.deepcopy(model), variant, data, split, loss, metric)
     config: Config = read(Config, plain({
         "data": Component(OBJECT), "split": Component(OBJECT), "model": Component(OBJECT),
@@ -107,12 +98,6 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
             raise KeyboardInterrupt(f"stopped after round {training.round} of {rounds}; fit(…, path={str(path)!r}, "
                                     "resume=True) goes on from there") from None
     return _fitted(opened.computation.task, opened.config, trained)
-
-
-def _pair(arrays: Any, what: str) -> Arrays:
-    if not isinstance(arrays, list | tuple) or len(arrays) != 2:
-        raise DataError(f"{what} is a {type(arrays).__name__}: give a pair (inputs, targets)")
-    return arrays[0], arrays[1]
 
 
 @dataclass(frozen=True)
@@ -151,7 +136,7 @@ def _fitted(task: Task, config: Config, trained: Trained) -> Fitted:
                   scores, trained.evaluation, trained.metrics, task, config)
 
 
-def evaluate(model: nn.Module, test: Arrays, widths: Sequence[str] = ("FP32", "W8", "W6", "W4", "W3", "W2"), *,
+def evaluate(model: nn.Module, test: Any, widths: Sequence[str] = ("FP32", "W8", "W6", "W4", "W3", "W2"), *,
              steps: StepRule = "mse", calibration: Any = None, table: StepTable | None = None,
              sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(), pipeline: Pipeline = Pipeline(),
              loss: PerExample = cross_entropy, metric: PerExample = accuracy) -> dict[str, Score]:
@@ -165,7 +150,7 @@ def evaluate(model: nn.Module, test: Arrays, widths: Sequence[str] = ("FP32", "W
         raise ConfigError("steps: use 'mse', 'minmax' or 'cover', or 'table' together with table=…")
     if calibration is None and any(w.activations != FLOAT for w in wanted) and table is None:
         raise DataError("widths with quantized activations need calibration=…: training inputs to measure ranges on")
-    examples = as_examples(*test, "test data")
+    examples = as_examples(*pair_of(test, "test"), "test data")
     seen = examples.x[:1] if calibration is None else as_examples(calibration, np.zeros(len(calibration)), "calibration").x
     evaluator = Evaluator(model, baseline(), sites, ranges, EvaluationOptions(), Data(examples, examples, pipeline),
                           pipeline(seen), loss, metric)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,18 @@ class Examples:
 
     def to(self, device: torch.device) -> Examples:
         return Examples(self.x.to(device), self.y.to(device))
+
+    def rows(self, index: Tensor) -> Examples:
+        """Return the examples at these positions."""
+        return Examples(self.x[index], self.y[index])
+
+    def when_loaded(self, check: Check, what: str) -> None:
+        """Check the examples: now, as they are in memory; those of `OnDemand` part by part, whenever one is loaded."""
+        check(self, what)
+
+
+Check = Callable[[Examples, str], None]
+"""(examples, what they are) → raises for examples that are wrong."""
 
 
 @dataclass(frozen=True)

@@ -80,10 +80,11 @@ def _objective(parameter_of: Mapping[str, str], variant: Variant, data: Data, lo
     """Make (w, given, ξ, forward) → (mean loss + Σ λ·penalty, mean loss)."""
     def value(w: Trainable, given: Given, xi: Batch, forward: Forward) -> tuple[Tensor, Tensor]:
         step_sizes = {**given.step_sizes, **_learned_steps(w, given, step_scale)} if step_scale else given.step_sizes
-        inputs = data.pipeline.augmented(data.train.x[xi.index], xi.key, xi.local_step)
+        batch = data.train.rows(xi.index)
+        inputs = data.pipeline.augmented(batch.x, xi.key, xi.local_step)
         with torch.autocast(inputs.device.type, torch.bfloat16, enabled=bf16, cache_enabled=False):
             outputs, watched = forward(step_sizes, inputs)
-        losses = loss(outputs.float() if bf16 else outputs, data.train.y[xi.index])
+        losses = loss(outputs.float() if bf16 else outputs, batch.y)
         if losses.shape != xi.rows.shape:
             raise ConfigError(f"loss must return one value per example, shape {tuple(xi.rows.shape)}, but returned "
                               f"{tuple(losses.shape)}: use reduction='none'")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from anybit.config import Config
-from anybit.data.examples import check_labels, check_split
+from anybit.data.examples import Examples, check_labels, check_split
 from anybit.errors import ConfigError, ModelError
 from anybit.federated.objective import cross_entropy
 from anybit.federated.sampling import check_cohort
@@ -40,5 +42,9 @@ def check_model(task: Task, config: Config) -> None:
         raise ModelError(f"the model does not take inputs of shape {tuple(one.shape)} "
                          f"({str(error).splitlines()[0]})") from error
     if task.loss is cross_entropy:
-        check_labels(data.train, outputs.shape[1], "training data")
-        check_labels(data.test, outputs.shape[1], "test data")
+        for examples, what in ((data.train, "training data"), (data.test, "test data")):
+            examples.when_loaded(functools.partial(_check_labels, classes=outputs.shape[1]), what)
+
+
+def _check_labels(examples: Examples, what: str, classes: int) -> None:
+    check_labels(examples, classes, what)
