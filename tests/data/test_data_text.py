@@ -11,6 +11,7 @@ import pytest
 from anybit.data.splits import by_id, dirichlet, dirichlet_free
 from anybit.data.text import ALPHABET, text
 from anybit.errors import DataError
+from anybit.report.spread import spread
 
 
 def written(folder: Path, **texts: str) -> str:
@@ -82,3 +83,10 @@ def test_splits_by_label_refuse_targets_that_are_sequences() -> None:
     for split in (dirichlet, dirichlet_free):
         with pytest.raises(DataError, match="one label per example"):
             split(np.zeros((40, 5), np.int64), seed=0, clients=2)
+
+
+def test_the_spread_counts_every_position_and_sizes_in_examples() -> None:
+    found = spread(np.array([[0, 0, 1], [2, 2, 2]]), [np.array([0]), np.array([1])])
+    assert found.counts.tolist() == [[2, 1, 0], [0, 0, 3]]
+    assert found.sizes.tolist() == [1, 1]
+    assert found.numbers()["examples"] == 2

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from anybit.data.pipeline import Pipeline as Pipeline
 from anybit.errors import DataError
+from anybit.tensors import picked
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Examples:
 
     def rows(self, index: Tensor) -> Examples:
         """Return the examples at these positions."""
-        return Examples(self.x[index], self.y[index])
+        return Examples(*picked((self.x, self.y), index))
 
     def when_loaded(self, check: Check, what: str) -> None:
         """Check the examples: now, as they are in memory; those of `OnDemand` part by part, whenever one is loaded."""

@@ -26,6 +26,7 @@ class Shelf:
     def __init__(self, loaders: Sequence[Callable[[], Examples]], most_bytes: int = KEPT_BYTES) -> None:
         self.loaders, self.most_bytes = loaders, most_bytes
         self.kept: OrderedDict[int, Examples] = OrderedDict()
+        self.bytes = 0
         self.sizes: list[int] = []
         """As announced, once they are known."""
         self.check: Check = lambda examples, what: None
@@ -37,9 +38,9 @@ class Shelf:
             return self.kept[client]
         examples = self.loaders[client]()
         self._check(examples, client)
-        self.kept[client] = examples
-        while len(self.kept) > 1 and sum(map(_bytes, self.kept.values())) > self.most_bytes:
-            self.kept.popitem(last=False)
+        self.kept[client], self.bytes = examples, self.bytes + _bytes(examples)
+        while len(self.kept) > 1 and self.bytes > self.most_bytes:
+            self.bytes -= _bytes(self.kept.popitem(last=False)[1])
         return examples
 
     def _check(self, examples: Examples, client: int) -> None:

@@ -79,7 +79,7 @@ class Score(NamedTuple):
 def calibration_images(data: Data, count: int, seed: int) -> Tensor:
     """Draw training images (never test images) on which activation ranges are measured."""
     chosen = generator(seed, "calibration").permutation(len(data.train))[:count]
-    return data.pipeline(data.train.rows(torch.from_numpy(chosen).to(data.train.x.device)).x)
+    return data.pipeline(data.train.rows(torch.from_numpy(chosen).to(data.train.y.device)).x)
 
 
 @dataclass(frozen=True)
