@@ -89,7 +89,7 @@ def test_without_a_metric_it_is_accuracy_or_the_loss() -> None:
     smooth = anybit.fit(nn.Sequential(nn.Linear(3, 2)), [(x, y)], (x, y), rounds=1, cohort=1, loss=smoothed)
     assert smooth.evaluation["metric"] == "accuracy"
     assert "better" not in smooth.evaluation
-    assert (smooth.config.loss, smooth.config.metric) == ("smoothed", "accuracy")
+    assert (smooth.config.loss, smooth.config.metric) == (f"{__name__}:smoothed", "accuracy")
 
 
 def smoothed(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     # data
     ("no clients", lambda: fit(clients=[]), "clients is empty"),
     ("clients is none", lambda: fit(clients=None), "one (inputs, targets) pair per client"),
-    ("one DataLoader", lambda: fit(clients=DataLoader(DATASET, 6)), "one (inputs, targets) pair per client"),
+    ("one DataLoader", lambda: fit(clients=DataLoader(DATASET, 6)), "clients is one DataLoader, which is one client"),
     ("one pair", lambda: fit(clients=(X, Y)), "give a pair (inputs, targets)"),
     ("one array", lambda: fit(clients=X), "one (inputs, targets) pair per client"),
     ("inputs alone", lambda: fit(clients=[X, X]), "give a pair (inputs, targets)"),
@@ -80,7 +80,7 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     ("clients of two shapes", lambda: fit(clients=[(X, Y), (X[:, :3], Y)]), "do not fit together"),
     ("bytes and floats", lambda: fit(clients=[(X, Y), (X.astype(np.uint8), Y)]), "give all in one type"),
     ("a test set in bytes", lambda: fit(test=(X.astype(np.uint8), Y)), "test data: input is uint8"),
-    ("test is a data set", lambda: fit(test=DATASET), "give a pair (inputs, targets)"),
+    ("test is one tensor", lambda: fit(test=torch.zeros(3)), "give a pair (inputs, targets)"),
     ("no test", lambda: fit(test=None), "give a pair (inputs, targets)"),
     # settings
     ("no rounds", lambda: fit(rounds=0), "rounds"),
@@ -116,7 +116,7 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     ("a module's mean loss", lambda: fit(loss=nn.CrossEntropyLoss()), "reduction='none'"),
     ("a metric of another kind", lambda: fit(metric=3), "metric is a int"),
     # evaluate
-    ("evaluate a data set", lambda: evaluate(test=DATASET), "give a pair (inputs, targets)"),
+    ("evaluate one tensor", lambda: evaluate(test=torch.zeros(3)), "give a pair (inputs, targets)"),
     ("evaluate no model", lambda: evaluate(model="net"), "model must be a torch.nn.Module"),
     ("a width that is a number", lambda: evaluate(widths=[4]), "W4"),
     ("widths as one text", lambda: evaluate(widths="W4"), "widths=['W4']"),

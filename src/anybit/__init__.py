@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anybit.api import Fitted, evaluate, fit
     from anybit.config import ClientOptions, ComputeOptions, Config, EvaluationOptions, RangeOptions
+    from anybit.data.clients import by_client
     from anybit.data.examples import Pipeline
     from anybit.errors import AnybitError, AnybitWarning
     from anybit.federated.metrics import Metric, accuracy
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 _HOME = {
     "anybit.api": ("Fitted", "evaluate", "fit"),
     "anybit.config": ("ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "RangeOptions"),
+    "anybit.data.clients": ("by_client",),
     "anybit.data.examples": ("Pipeline",),
     "anybit.errors": ("AnybitError", "AnybitWarning"),
     "anybit.federated.metrics": ("Metric", "accuracy"),
@@ -64,8 +66,8 @@ __all__ = [
     "AnybitError", "AnybitWarning", "Callback", "ClientOptions", "ComputeOptions", "Config", "CsvLogger", "EarlyStopping",
     "EvaluationOptions", "Fitted", "Metric", "Pipeline", "Progress", "RangeOptions", "Run", "SamplingOptions", "Score",
     "ServerOptimizer", "ServerOptions", "SiteOptions", "StepTable", "TensorBoardLogger", "Variant", "WandbLogger", "Width",
-    "accuracy", "apqn", "baseline", "carousel", "cycled_widths", "dealt_width", "evaluate", "fit", "fixed_width", "kure",
-    "mqat", "prepare", "qat", "replace_batchnorm", "sampled_width",
+    "accuracy", "apqn", "baseline", "by_client", "carousel", "cycled_widths", "dealt_width", "evaluate", "fit",
+    "fixed_width", "kure", "mqat", "prepare", "qat", "replace_batchnorm", "sampled_width",
 ]
 
 

@@ -6,7 +6,7 @@ import copy
 import functools
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +26,8 @@ from anybit.config import (
     EvaluationOptions,
     RangeOptions,
 )
-from anybit.data.examples import Data, Pipeline, as_examples, as_inputs, check_alike, check_pairs, joined
+from anybit.data.clients import gathered, pair_of
+from anybit.data.examples import Data, Pipeline, as_examples, as_inputs, check_alike
 from anybit.errors import ConfigError, DataError, Interrupted
 from anybit.federated.metrics import LOSSES, Metric, PerExample, cross_entropy, meaning
 from anybit.federated.own import Course, Sampler
@@ -57,11 +58,8 @@ from anybit.training.task import Task, Trained
 if TYPE_CHECKING:
     from anybit.export.artifact import Artifact
 
-Arrays = tuple[Any, Any]
-"""(inputs, targets): numpy arrays or tensors with the example as first dimension; several inputs in a tuple or a dict."""
 
-
-def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Variant | None = None, *,
+def fit(model: nn.Module, clients: Iterable[Any], test: Any, variant: Variant | None = None, *,
         rounds: int = Config.rounds, cohort: int | None = None, sampling: SamplingOptions = SamplingOptions(),
         seed: int = Config.seed, weighting: Literal["uniform", "examples"] = Config.weighting,
         client: ClientOptions = ClientOptions(), server: ServerOptions = ServerOptions(),
@@ -76,7 +74,8 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
         schedule: Course | None = None, progress: bool | None = None) -> Fitted:
     """Train `model` over `clients` so that it can be quantized to every bit-width.
 
-    clients: one (inputs, targets) pair per client · test: the pair the server model is evaluated on · variant: how
+    clients: per client a pair (inputs, targets), a torch Dataset or DataLoader, a Hugging Face Dataset, or a function that
+    loads one of these when the client is drawn · test: the same, on which the server model is evaluated · variant: how
     clients train, `mqat()` if not given · cohort: clients of a round, 10 (or all, where there are fewer) if not given ·
     loss, metric: functions of (outputs, targets) that return one value per example, or names ("mse"); without a metric it is
     accuracy for scores of classes with whole-number labels, and else the loss itself; an `anybit.Metric` says its unit and
@@ -95,14 +94,8 @@ def fit(model: nn.Module, clients: Sequence[Arrays], test: Arrays, variant: Vari
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"pipeline is a {type(pipeline).__name__}: give an anybit.Pipeline, or change the inputs before")
     _check_followers(on_round, callbacks)
-    check_pairs(clients)
-    parts = [as_examples(*_pair(arrays, f"client {i}"), f"client {i}") for i, arrays in enumerate(clients)]
-    if not parts:
-        raise DataError("clients is empty: give one (inputs, targets) pair per client")
-    held_out = as_examples(*_pair(test, "test"), "test data")
-    ends = np.cumsum([len(part) for part in parts])
-    split = np.split(np.arange(ends[-1]), ends[:-1])
-    data = Data(joined(parts), held_out, pipeline)
+    examples, split = gathered(clients)
+    data = Data(examples, as_examples(*pair_of(test, "test"), "test data"), pipeline)
     check_alike(data.test, data.train, "test data", "the clients")
     model = copy.deepcopy(model)
     task = Task(model, variant, data, split, *loss_and_metric(loss, metric, model, data, output), output, server_optimizer,
@@ -157,12 +150,6 @@ def _with_own(config: Config, task: Task) -> Config:
     return replace(config, server=server, sampling=sampling)
 
 
-def _pair(arrays: Any, what: str) -> Arrays:
-    if not isinstance(arrays, list | tuple) or len(arrays) != 2:
-        raise DataError(f"{what} is a {type(arrays).__name__}: give a pair (inputs, targets)")
-    return arrays[0], arrays[1]
-
-
 @dataclass(frozen=True)
 class Fitted:
     """A trained model with its scores."""
@@ -213,7 +200,7 @@ def _fitted(task: Task, config: Config, trained: Trained) -> Fitted:
                   scores, trained.evaluation, trained.metrics, task, config)
 
 
-def evaluate(model: nn.Module, test: Arrays, widths: Sequence[str] = ("FP32", "W8", "W6", "W4", "W3", "W2"), *,
+def evaluate(model: nn.Module, test: Any, widths: Sequence[str] = ("FP32", "W8", "W6", "W4", "W3", "W2"), *,
              steps: StepRule = "mse", calibration: Any = None, table: StepTable | None = None,
              sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(), pipeline: Pipeline = Pipeline(),
              loss: PerExample | str = cross_entropy, metric: PerExample | str | None = None,
@@ -232,7 +219,7 @@ def evaluate(model: nn.Module, test: Arrays, widths: Sequence[str] = ("FP32", "W
         raise ConfigError(f"table is a {type(table).__name__}: give a StepTable, such as the steps of what fit returned")
     if calibration is None and any(w.activations != FLOAT for w in wanted) and table is None:
         raise DataError("widths with quantized activations need calibration=…: training inputs to measure ranges on")
-    examples = as_examples(*_pair(test, "test"), "test data")
+    examples = as_examples(*pair_of(test, "test"), "test data")
     seen = picked(examples.x, slice(1)) if calibration is None else as_inputs(calibration, "calibration")
     data = Data(examples, examples, pipeline)
     functions = loss_and_metric(loss, metric, model, data, output)

@@ -17,7 +17,8 @@ from anybit.cli.main import app
 
 FILE = Path(__file__).parent / "public_names.json"
 IMPORTED_BY_USERS = {
-    "anybit.layers": ("GroupNormReLU", "Subsample"), "anybit.models": ("lenet5", "resnet18", "resnet20"),
+    "anybit.layers": ("GroupNormReLU", "Subsample"), "anybit.models": ("char_lstm", "char_transformer", "lenet5", "resnet18",
+                                                                         "resnet20"),
     "anybit.data.splits": ("by_id", "dirichlet", "dirichlet_free", "iid", "pachinko", "shards"),
     "anybit.fleet.server_app": ("server_app",), "anybit.fleet.client_app": ("app",),
     "anybit.fleet.device": ("local_update",), "anybit.theory": ("Setting", "bound", "conditions", "largest_eta_c")}

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from anybit.data.pipeline import Pipeline as Pipeline
 from anybit.errors import DataError, printable
 from anybit.inputs import Inputs, described, device_of, leaves, length, mapped
-from anybit.tensors import moved
+from anybit.tensors import moved, picked
 
 IGNORED = -100
 """The target of a position that counts neither in the default loss nor in the default metric, as in torch."""
@@ -43,6 +42,18 @@ class Examples:
 
     def to(self, device: torch.device) -> Examples:
         return Examples(moved(self.x, device), self.y.to(device))
+
+    def rows(self, index: Tensor) -> Examples:
+        """Return the examples at these positions."""
+        return Examples(*picked((self.x, self.y), index))
+
+    def when_loaded(self, check: Check, what: str) -> None:
+        """Check the examples: now, as they are in memory; those of `OnDemand` part by part, whenever one is loaded."""
+        check(self, what)
+
+
+Check = Callable[[Examples, str], None]
+"""(examples, what they are) → raises for examples that are wrong."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +159,6 @@ def _check_finite(values: Tensor, what: str) -> None:
         raise DataError(f"{what} of example {bad} hold NaN or infinity")
 
 
-def check_pairs(clients: Any) -> None:
-    """Raise unless `clients` lists clients: one loader, data set or array would make each batch or row a client."""
-    if isinstance(clients, DataLoader | Dataset | Tensor | np.ndarray | Mapping) or not isinstance(clients, Iterable):
-        raise DataError(f"clients is a {type(clients).__name__}: give a list with one (inputs, targets) pair per client")
-
-
 def joined(parts: Sequence[Examples]) -> Examples:
     """Join the clients' examples; raise where their arrays do not fit together, or bytes meet other numbers."""
     first = leaves(parts[0].x)
@@ -181,7 +186,7 @@ def check_alike(examples: Examples, others: Examples, what: str, other: str) -> 
             raise DataError(f"{what}: {name} is {kinds[0]}, but that of {other} is {kinds[1]}{why}: give all in one type")
 
 
-def check_labels(examples: Examples, outputs: Sequence[int], what: str) -> None:
+def check_labels(examples: Examples, what: str, outputs: Sequence[int]) -> None:
     """Raise unless the labels are 0 … C − 1 for outputs of shape (N, C, d1, …): one per example, or per position."""
     positions = tuple(outputs[2:])
     if examples.y.is_floating_point() or len(outputs) < 2 or examples.y.shape[1:] != positions:

@@ -17,6 +17,7 @@ import torch
 from anybit.data import cache
 from anybit.data.cache import Prepared
 from anybit.data.examples import Data, Examples, Pipeline, channel_statistics
+from anybit.data.text import text
 from anybit.errors import DataError, MissingExtra
 from anybit.randomness import generator
 
@@ -94,7 +95,7 @@ def images(set: str, source: str = "", columns: Mapping[str, str] = MappingProxy
 
 
 SOURCES: Mapping[str, Callable[..., Data]] = {
-    source.__name__: source for source in (digits, cifar10, cifar100, femnist, tinyimagenet, images)}
+    source.__name__: source for source in (digits, cifar10, cifar100, femnist, tinyimagenet, images, text)}
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ def dirichlet_free(labels: np.ndarray, seed: int, clients: int = 10, alpha: floa
     """
     check_settings("dirichlet_free", {"clients": clients, "alpha": alpha, "least": least})
     _enough(clients * least, len(labels), f" of at least {least}")
+    _one_each(labels)
     draw = generator(seed, "split")
     owner = np.empty(len(labels), np.int64)
     for c in np.unique(labels):
@@ -167,6 +168,7 @@ class _Pools:
     """Shuffled examples of every class, dealt from the end."""
 
     def __init__(self, draw: np.random.Generator, labels: np.ndarray) -> None:
+        _one_each(labels)
         self.classes, target = np.unique(labels, return_inverse=True)
         self.members = [draw.permutation(part) for part in _by_owner(target, len(self.classes))]
         self.left = np.array([len(part) for part in self.members])
@@ -244,3 +246,9 @@ def _shards_of(size: np.ndarray, clients: int, k: int) -> np.ndarray:
 def _enough(clients: int, examples: int, of: str = "") -> None:
     if clients > examples:
         raise DataError(f"split.clients = {clients}{of}: must be between 1 and the {examples} training examples")
+
+
+def _one_each(labels: np.ndarray) -> None:
+    if labels.ndim != 1:
+        raise DataError(f"this split deals by one label per example, and the targets have shape {labels.shape}: use split "
+                        "'iid', or 'by_id' where there are ids")

@@ -21,7 +21,7 @@ from anybit.quant.grid import Width, limits
 from anybit.quant.ranges import StepTable, all_bits
 from anybit.quant.single_client import ModelAtWidth, SingleClientModel
 from anybit.quant.sites import all_parameters, bind, call, observed, quantizers, weight_sites
-from anybit.tensors import Tensors, picked
+from anybit.tensors import Tensors
 
 
 def client_loss(prepared: nn.Module, variant: Variant, data: Data, loss: PerExample,
@@ -70,11 +70,12 @@ def _objective(parameter_of: Mapping[str, str], variant: Variant, data: Data, lo
     """Make (w, given, ξ, forward) → (mean loss + Σ λ·penalty, mean loss)."""
     def value(w: Trainable, given: Given, xi: Batch, forward: Forward) -> tuple[Tensor, Tensor]:
         step_sizes = {**given.step_sizes, **_learned_steps(w, given, step_scale)} if step_scale else given.step_sizes
-        inputs = data.pipeline.augmented(picked(data.train.x, xi.index), xi.key, xi.local_step)
+        batch = data.train.rows(xi.index)
+        inputs = data.pipeline.augmented(batch.x, xi.key, xi.local_step)
         with torch.autocast(device_of(inputs).type, torch.bfloat16, enabled=bf16, cache_enabled=False):
             returned, watched = forward(step_sizes, inputs)
         outputs = selected(returned, output)
-        losses = loss(outputs.float() if bf16 else outputs, data.train.y[xi.index])
+        losses = loss(outputs.float() if bf16 else outputs, batch.y)
         if losses.shape != xi.rows.shape:
             further = losses.dim() > 1 and losses.shape[0] == xi.rows.shape[0]
             fix = "take the mean over the other dimensions, .flatten(1).mean(1)" if further else "use reduction='none'"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from anybit.config import ClientOptions, Component, Config
-from anybit.data.examples import Data, Examples, as_examples
+from anybit.data.examples import Data, as_examples
 from anybit.errors import ConfigError
 from anybit.federated.algorithm import client_update
 from anybit.federated.cohort import build_cohort
@@ -153,7 +153,7 @@ def local_task(config: Config, node: Node, trusted: Collection[str]) -> Task:
         if node.client >= len(split):
             raise ConfigError(f"node config: partition-id = {node.client}, but the recipe's split has {len(split)} clients")
         index = torch.from_numpy(split[node.client])
-        examples = test = Examples(picked(data.train.x, index), data.train.y[index])
+        examples = test = data.train.rows(index)
     return Task(components.build_model(), components.build_variant(), Data(examples, test, data.pipeline),
                 [np.arange(len(examples))], components.loss, components.metric, config.output)
 

@@ -20,18 +20,20 @@ _ROUNDS = 20
 
 @dataclass(frozen=True)
 class Spread:
-    """The examples per (client, class)."""
+    """The labels per (client, class), of which an example may have several, and the examples of each client."""
 
     counts: np.ndarray
     class_names: tuple[str, ...]
+    sizes: np.ndarray
 
     @property
-    def sizes(self) -> np.ndarray:
-        return np.asarray(self.counts.sum(1))
+    def shares(self) -> np.ndarray:
+        """The share of every label among a client's."""
+        return np.asarray(self.counts / self.counts.sum(1, keepdims=True))
 
     def numbers(self) -> dict[str, float]:
         """Summarize the spread; effective labels: exp of the entropy of a client's labels."""
-        share = self.counts / self.sizes[:, None]
+        share = self.shares
         entropy = -(share * np.log(np.where(share > 0, share, 1))).sum(1)
         return {"clients": len(self.sizes), "examples": int(self.sizes.sum()),
                 "smallest": int(self.sizes.min()), "median": float(np.median(self.sizes)),
@@ -42,8 +44,8 @@ class Spread:
 def spread(labels: np.ndarray, split: Sequence[np.ndarray], class_names: tuple[str, ...] = ()) -> Spread:
     """Count every client's labels."""
     classes = max(int(labels.max()) + 1, len(class_names))
-    counts = np.stack([np.bincount(labels[index], minlength=classes) for index in split])
-    return Spread(counts, class_names or tuple(map(str, range(classes))))
+    counts = np.stack([np.bincount(labels[index].reshape(-1), minlength=classes) for index in split])
+    return Spread(counts, class_names or tuple(map(str, range(classes))), np.array([len(index) for index in split]))
 
 
 def padding(split: Sequence[np.ndarray], cohort: int, batch_size: int, epochs: int, seed: int,
@@ -87,10 +89,10 @@ def _heat_map(figure: Any, axes: Any, spread: Spread) -> None:
 
     clients, classes = spread.counts.shape
     shown = np.linspace(0, clients - 1, min(clients, MOST_CLIENTS)).round().astype(int)
-    image = axes.imshow((spread.counts / spread.sizes[:, None])[shown].T, aspect="auto", interpolation="nearest",
-                        cmap="viridis", norm=PowerNorm(0.5, vmin=0))
+    image = axes.imshow(spread.shares[shown].T, aspect="auto", interpolation="nearest", cmap="viridis",
+                        norm=PowerNorm(0.5, vmin=0))
     omission = "" if len(shown) == clients else f" ({len(shown)} of {clients})"
-    axes.set(xlabel=f"client{omission}", title="share of each label in a client's examples")
+    axes.set(xlabel=f"client{omission}", title="share of each label among a client's")
     ticks = np.unique(np.linspace(0, classes - 1, min(classes, 31)).round().astype(int))
     axes.set_yticks(ticks, [spread.class_names[i] for i in ticks], fontsize=8 if classes <= 20 else 6)
     places = np.unique(np.linspace(0, len(shown) - 1, 6).round().astype(int))

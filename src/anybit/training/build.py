@@ -33,7 +33,7 @@ from anybit.training.task import Task
 
 Registry = Mapping[str, Callable[..., Any]]
 
-MODELS: Registry = {"lenet5": models.lenet5, "resnet20": models.resnet20, "resnet18": models.resnet18}
+MODELS: Registry = {name: getattr(models, name) for name in models.__all__}
 DATA: Registry = sources.SOURCES
 SPLITS: Registry = splits.SPLITS
 VARIANTS: Registry = {"baseline": variants.baseline, "kure": variants.kure, "apqn": variants.apqn, "qat": variants.qat,
@@ -127,7 +127,7 @@ class Components:
             number = sum(p.numel() for p in _expect("model", self.model.call(), nn.Module).parameters())
         if number > MOST_PARAMETERS:
             raise ConfigError(f"model '{self.config.model.name}' with {dict(self.config.model.arguments)} has {number:,} "
-                              f"parameters: at most {MOST_PARAMETERS:,}; lower classes, in_channels or image_size")
+                              f"parameters: at most {MOST_PARAMETERS:,}; lower its sizes")
 
     def build_variant(self) -> Variant:
         return _expect("variant", self.variant.call(), Variant)

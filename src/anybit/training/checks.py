@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import warnings
 from collections.abc import Iterator
@@ -50,8 +51,8 @@ def check_model(task: Task, config: Config) -> None:
         activation_ranges(model, config.sites, trainable_weights(model), one)
         outputs = _outputs(model, config.sites, one, task.output)
     if task.loss is cross_entropy:
-        check_labels(data.train, outputs.shape, "training data")
-        check_labels(data.test, outputs.shape, "test data")
+        for examples, what in ((data.train, "training data"), (data.test, "test data")):
+            examples.when_loaded(functools.partial(check_labels, outputs=outputs.shape), what)
     check_functions(task, config)
 
 
@@ -61,7 +62,7 @@ def check_outputs(model: nn.Module, sites: SiteOptions, one: Inputs, output: str
     with _taking(one):
         outputs = _outputs(model, sites, one, output)
     if labelled is not None:
-        check_labels(labelled, outputs.shape, "test data")
+        check_labels(labelled, "test data", outputs.shape)
 
 
 @contextmanager
@@ -77,13 +78,14 @@ def check_functions(task: Task, config: Config) -> None:
     """Raise unless loss and metric give one value per example, of that example alone."""
     for examples, what, function in ((task.data.train, "loss", task.loss), (task.data.test, "metric", task.metric)):
         few = torch.linspace(0, len(examples) - 1, min(_FEW, len(examples))).long().to(examples.y.device)
-        inputs = task.data.pipeline(picked(examples.x, few))
+        batch = examples.rows(few)
+        inputs = task.data.pipeline(batch.x)
         with _taking(inputs):
             outputs = _outputs(task.model, config.sites, inputs, task.output)
         if len(outputs) != len(few):
             raise ModelError(f"the model gives outputs of shape {tuple(outputs.shape)} for {len(few)} examples: the first "
                              "dimension must be the example")
-        check_alone(function, what, outputs, examples.y[few])
+        check_alone(function, what, outputs, batch.y)
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from anybit.config import Config, Convolution, EngineName
+from anybit.data.on_demand import OnDemand
 from anybit.engines.ranks import world
 from anybit.environment import cores, environment
 from anybit.errors import AnybitError, ConfigError
@@ -77,6 +78,12 @@ class Measured:
 
 def with_engine(config: Config, task: Task, say: Callable[[str], None] = lambda text: None) -> Config:
     """Return the config with its engine chosen, where it leaves the choice open and measuring pays."""
+    on_demand = isinstance(task.data.train, OnDemand)
+    if on_demand and config.engine == "stacked":
+        raise ConfigError("engine = 'stacked' needs all clients in memory, and some are functions that load them: use "
+                          "engine=sequential or processes")
+    if on_demand and config.engine == "auto" and pick_device(config.device).type != "cpu":
+        return replace(config, engine="sequential")
     open_choice = config.engine == "auto" and config.compute.convolution is None
     if not open_choice or pick_device(config.device).type != "cpu" or world() > 1 or os.environ.get(SWITCH) == "off":
         return config
@@ -110,7 +117,8 @@ def measure(config: Config, task: Task, budget: float = BUDGET, quick: bool = Fa
     """Measure the seconds per round of each candidate, the default first; with `quick` that one alone."""
     native = not quick and _has_native(task.model)
     started, table = time.perf_counter(), list[Measured]()
-    for candidate in _candidates(task.model, table, cores() if config.places(len(task.split)) > 1 else 1, native):
+    stacked, together = not isinstance(task.data.train, OnDemand), config.places(len(task.split)) > 1
+    for candidate in _candidates(task.model, table, cores() if together else 1, native, stacked):
         if table and (quick or time.perf_counter() - started > budget):
             break
         if config.threads is not None:
@@ -136,7 +144,7 @@ def _has_native(model: nn.Module) -> bool:
     return True
 
 
-def _candidates(model: nn.Module, table: list[Measured], many: int, native: bool) -> Iterator[Candidate]:
+def _candidates(model: nn.Module, table: list[Measured], many: int, native: bool, stacked: bool) -> Iterator[Candidate]:
     """List convolutions first, on one thread; then every other engine with the best of them."""
     yield Candidate("sequential", 1, "default")
     if native:
@@ -148,7 +156,8 @@ def _candidates(model: nn.Module, table: list[Measured], many: int, native: bool
     if many > 1:
         yield Candidate("processes", 1, kernels)
         yield Candidate("sequential", many, kernels)
-    yield Candidate("stacked", 1, "no-onednn" if kernels == "no-onednn" else "default")
+    if stacked:
+        yield Candidate("stacked", 1, "no-onednn" if kernels == "no-onednn" else "default")
 
 
 def round_seconds(config: Config, task: Task, candidate: Candidate) -> float:
@@ -197,7 +206,8 @@ def _key(config: Config, task: Task) -> str:
              "anybit": facts["anybit"], "model": [(n, list(p.shape)) for n, p in task.model.named_parameters()],
              "layers": [type(m).__name__ for m in task.model.modules()], "input": shapes(task.data.train.x),
              "batch": config.client.batch_size, "cohort": config.places(len(task.split)),
-             "variant": [task.variant.name, task.variant.sites]}
+             "variant": [task.variant.name, task.variant.sites],
+             **({"on_demand": True} if isinstance(task.data.train, OnDemand) else {})}
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
 
 

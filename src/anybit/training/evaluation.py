@@ -80,7 +80,7 @@ class Score(NamedTuple):
 def calibration_images(data: Data, count: int, seed: int) -> Inputs:
     """Draw training images (never test images) on which activation ranges are measured."""
     chosen = generator(seed, "calibration").permutation(len(data.train))[:count]
-    return data.pipeline(picked(data.train.x, torch.from_numpy(chosen).to(data.train.device)))
+    return data.pipeline(data.train.rows(torch.from_numpy(chosen).to(data.train.device)).x)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def identity(task: Task) -> dict[str, Any]:
 
 def identity_of_data(data: Data) -> dict[str, Any]:
     """Describe a task whose other parts a config names."""
-    parts = {"train": data.train, "test": data.test}
+    parts = {"train": data.train, "test": data.test}  # of clients that are loaded when drawn, the first example
     return {"data": {name: {"inputs": described(part.x), "targets": _tensor(part.y)} for name, part in parts.items()}
             | {"pipeline": described(data.pipeline)}}
 
