@@ -33,13 +33,12 @@ from anybit.federated.metrics import LOSSES, Metric, PerExample, cross_entropy, 
 from anybit.federated.own import Course, Sampler
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptimizer, ServerOptions
-from anybit.federated.state import trainable_weights
 from anybit.federated.variants import StepRule, Variant, baseline, mqat
 from anybit.files.schema import plain, read
 from anybit.quant.at_width import at_width
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
-from anybit.quant.sites import SiteOptions
+from anybit.quant.sites import SiteOptions, all_parameters
 from anybit.tensors import picked
 from anybit.training.build import loss_and_metric
 from anybit.training.callbacks import EachRound
@@ -228,7 +227,7 @@ def evaluate(model: nn.Module, test: Any, widths: Sequence[str] = ("FP32", "W8",
         check_outputs(model, sites, one, output, examples if functions[0] is cross_entropy else None)
     evaluator = Evaluator(model, baseline(), sites, ranges, EvaluationOptions(), data, pipeline(seen), *functions,
                           output=output)
-    w = trainable_weights(model)
+    w = all_parameters(model, {})
     if table is None:
         table = evaluator.finder(w, StepTable({})).table(steps, "W" if calibration is None else "WA")
     return evaluator.score(w, table, wanted)
