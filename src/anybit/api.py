@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -94,6 +94,8 @@ def fit(model: nn.Module, clients: Iterable[Any], test: Any, variant: Variant | 
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"pipeline is a {type(pipeline).__name__}: give an anybit.Pipeline, or change the inputs before")
     _check_followers(on_round, callbacks)
+    _check_options(sampling=sampling, client=client, server=server, sites=sites, ranges=ranges, evaluation=evaluation,
+                   compute=compute)
     examples, split = gathered(clients)
     data = Data(examples, as_examples(*pair_of(test, "test"), "test data"), pipeline)
     check_alike(data.test, data.train, "test data", "the clients")
@@ -134,6 +136,13 @@ def _check_followers(on_round: Any, callbacks: Any) -> None:
         if not isinstance(callback, Callback):
             raise ConfigError(f"callbacks holds a {type(callback).__name__}: derive it from anybit.Callback, or pass a "
                               "function as on_round")
+
+
+def _check_options(**given: Any) -> None:
+    wanted = {f.name: f.default for f in fields(Config)}
+    for name, options in given.items():
+        if not isinstance(options, kind := type(wanted[name])):
+            raise ConfigError(f"{name} is a {type(options).__name__}: give an anybit.{kind.__name__}")
 
 
 def _named(function: PerExample) -> str:

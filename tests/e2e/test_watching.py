@@ -101,7 +101,7 @@ def test_progress_fits_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds, accuracies = out.getvalue().splitlines()
     assert rounds.startswith("round 4999/5000 ")
     assert rounds.rstrip().endswith("loss 12.345")
-    assert accuracies.rstrip() == "FP32 100.0 W8 100.0 W6 100.0 W4 100.0 W3 100.0 W2 100.0"
+    assert accuracies.rstrip() == "FP32 100.00 W8 100.00 W6 100.00 W4 100.00 W3 100.00 W2 100.00"
 
 
 def test_per_client_is_the_mean_over_a_clients_own_examples(home: Path) -> None:

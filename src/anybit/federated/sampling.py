@@ -11,6 +11,7 @@ import numpy as np
 from anybit.errors import ConfigError
 from anybit.federated.cohort import sample_clients
 from anybit.federated.own import check_name, not_at_hand
+from anybit.files.schema import check_types
 from anybit.quant.grid import Width
 from anybit.randomness import generator
 
@@ -28,6 +29,7 @@ class SamplingOptions:
     """{width: weight} of the weighted policy, e.g. {W2 = 3}; other widths have weight 1."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_name("policy", self.policy, POLICIES)
         for width, weight in self.weights.items():
             Width.parse(width)

@@ -21,6 +21,12 @@ def refuse(problems: Sequence[str]) -> None:
         raise ModelError(problems[0])
 
 
+def check_is_model(model: object) -> None:
+    """Raise unless it is a module."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model must be a torch.nn.Module, and is a {type(model).__name__}")
+
+
 def check_initialized(model: nn.Module) -> None:
     """Raise if a lazy module does not know its shapes yet."""
     lazy = [name for name, p in model.named_parameters() if isinstance(p, nn.UninitializedParameter)]
