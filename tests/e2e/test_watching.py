@@ -50,6 +50,8 @@ def test_a_finished_run_gets_more_rounds(home: Path, capsys: pytest.CaptureFixtu
     values = json.loads(capsys.readouterr().out)["W4"]
     assert values == pytest.approx(anybit.Run.load("run", trusted=["tiny_models"]).per_client("W4").tolist())
     assert len(values) == 20
+    assert run(["eval", "run", "--per-client", "--width", "W4", "--import", "tiny_models"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["width", "clients", "mean", "accuracy", "10th", "percentile"]
 
 
 def test_a_recipe_goes_on_with_the_data_it_was_begun_with(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

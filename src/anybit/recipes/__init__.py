@@ -48,7 +48,7 @@ def _nearest(name: str) -> str:
     if (hint := did_you_mean(name, names())).startswith("did"):
         return hint
     near = difflib.get_close_matches(name, {known.rpartition("/")[2] for known in names()}, n=1, cutoff=0.6)
-    whole = [f"'{known}'" for known in names() if near and known.rpartition("/")[2] == near[0]][:3]
+    whole = [f"'{known}'" for known in sorted(names(), key=len) if near and known.rpartition("/")[2] == near[0]][:3]
     return f"did you mean {' or '.join(whole)}?" if whole else "no recipe has a similar name"
 
 
