@@ -15,7 +15,8 @@ from anybit.config import Config, FleetOptions
 from anybit.errors import AnybitError, ConfigError
 
 OPTIONS: dict[str, Callable[..., Any]] = {
-    "lr": anybit.ClientOptions, "eps": anybit.ServerOptions, "every": anybit.EvaluationOptions, "spread": anybit.RangeOptions,
+    "lr": anybit.ClientOptions, "eps": anybit.ServerOptions, "every": anybit.EvaluationOptions,
+    "spread": anybit.RangeOptions,
     "chunk": anybit.ComputeOptions, "full_precision": anybit.SiteOptions, "deadline": FleetOptions, "rounds": Config}
 
 
