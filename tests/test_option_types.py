@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import anybit
@@ -40,6 +41,19 @@ def test_numbers_of_numpy_and_lists_are_good() -> None:
 def test_what_is_no_module_is_said(take: Callable[[Any], nn.Module]) -> None:
     with pytest.raises(AnybitError, match=r"model must be a torch\.nn\.Module, and is a NoneType"):
         take(None)
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")
+@pytest.mark.parametrize(("wrap", "inside"), [(torch.compile, "_orig_mod"), (nn.DataParallel, "module")])
+def test_a_wrapped_model_is_said(wrap: Callable[[nn.Module], nn.Module], inside: str, mlp: nn.Module, clients: list[Any],
+                                 held_out: Any) -> None:
+    with pytest.raises(AnybitError, match=rf"^the model is wrapped in a \w+: give what is inside, model\.{inside}$"):
+        anybit.fit(wrap(mlp), clients, held_out, rounds=1)
+
+
+def test_a_mean_without_a_deviation_is_said() -> None:
+    with pytest.raises(AnybitError, match=r"mean and data\.std: give both"):
+        anybit.Pipeline(mean=(0.5,))
 
 
 def test_options_of_another_kind_are_said(mlp: nn.Module, clients: list[Any], held_out: Any) -> None:
