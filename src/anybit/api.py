@@ -35,11 +35,11 @@ from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptimizer, ServerOptions
 from anybit.federated.state import trainable_weights
 from anybit.federated.variants import StepRule, Variant, baseline, mqat
-from anybit.files.schema import plain, read
 from anybit.quant.at_width import at_width
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions
+from anybit.schema import plain, read
 from anybit.tensors import picked
 from anybit.training.build import loss_and_metric
 from anybit.training.callbacks import EachRound

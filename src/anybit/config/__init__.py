@@ -13,10 +13,10 @@ from anybit.federated.own import OBJECT as OBJECT
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
 from anybit.federated.variants import StepRule
-from anybit.files.schema import check_types, read
 from anybit.quant.grid import SiteKinds, check_bits
 from anybit.quant.ranges import SPREAD, ActivationRule, RangeRule
 from anybit.quant.sites import SiteOptions
+from anybit.schema import check_types, read
 
 EngineName = Literal["auto", "sequential", "stacked", "processes"]
 Precision = Literal["tf32", "fp32", "bf16"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from anybit.errors import ConfigError, at_least, positive
 from anybit.federated.server import Schedule
 from anybit.federated.state import LogSteps, Trainable
-from anybit.files.schema import check_types
+from anybit.schema import check_types
 
 
 @dataclass(frozen=True)

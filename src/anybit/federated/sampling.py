@@ -11,9 +11,9 @@ import numpy as np
 from anybit.errors import ConfigError
 from anybit.federated.cohort import sample_clients
 from anybit.federated.own import check_name, not_at_hand
-from anybit.files.schema import check_types
 from anybit.quant.grid import Width
 from anybit.randomness import generator
+from anybit.schema import check_types
 
 POLICIES = ("uniform", "stratified", "weighted")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from anybit.errors import ConfigError, positive
 from anybit.federated.own import Course, check_name, factor, not_at_hand
-from anybit.files.schema import check_types
+from anybit.schema import check_types
 from anybit.tensors import Tensors
 
 Schedule = Literal["constant", "linear", "cosine"]

@@ -19,7 +19,6 @@ from anybit.federated.algorithm import client_update
 from anybit.federated.cohort import build_cohort
 from anybit.federated.state import Trainable, trainable_weights, trained_table
 from anybit.federated.variants import Variant, mqat
-from anybit.files.schema import read
 from anybit.fleet.flower import ConfigRecord, RecordDict
 from anybit.fleet.node import Node, check_width, is_bits
 from anybit.fleet.traffic import low_bit_layout, on_their_grid, restored_weights, round_delta
@@ -29,6 +28,7 @@ from anybit.quant.grid import BITS, FLOAT, SiteKinds, Width
 from anybit.quant.ranges import CANDIDATES, StepTable
 from anybit.quant.sites import SiteOptions, all_parameters, prepare, quantizers
 from anybit.randomness import key
+from anybit.schema import read
 from anybit.tensors import Tensors, moved, picked
 from anybit.training.build import Components
 from anybit.training.computation import Computation, open_computation

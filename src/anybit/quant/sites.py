@@ -16,12 +16,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from anybit.files.schema import check_types
 from anybit.inputs import Inputs, arguments
 from anybit.quant.checks import check_is_model, checked_layers, refuse
 from anybit.quant.grid import GridName, Transform, limits, select
 from anybit.quant.kinds import kind_of
 from anybit.quant.modules import LAYERS, KeyedDropout, Kind, Quantizer, put_in_place
+from anybit.schema import check_types
 
 
 @dataclass(frozen=True)
