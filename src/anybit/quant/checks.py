@@ -9,6 +9,8 @@ from torch import nn
 from anybit.errors import ModelError, did_you_mean
 from anybit.quant.kinds import LayerKind, kind_of
 
+_WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+"""Classes that stand around a model, and where they hold it: their own code takes no other parameters."""
 _UNKEYED = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 
 
@@ -19,6 +21,14 @@ def refuse(problems: Sequence[str]) -> None:
         raise ModelError(f"the model cannot be trained as it is: {numbered}")
     if problems:
         raise ModelError(problems[0])
+
+
+def check_is_model(model: object) -> None:
+    """Raise unless it is a module."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model must be a torch.nn.Module, and is a {type(model).__name__}")
+    if inside := _WRAPPERS.get(type(model).__name__):
+        raise ModelError(f"the model is wrapped in a {type(model).__name__}: give what is inside, model.{inside}")
 
 
 def check_initialized(model: nn.Module) -> None:

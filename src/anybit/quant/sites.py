@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from anybit.inputs import Inputs, arguments
-from anybit.quant.checks import checked_layers, refuse
+from anybit.quant.checks import check_is_model, checked_layers, refuse
 from anybit.quant.grid import GridName, Transform, limits, select
 from anybit.quant.kinds import kind_of
 from anybit.quant.modules import LAYERS, KeyedDropout, Kind, Quantizer, put_in_place
+from anybit.schema import check_types
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class SiteOptions:
     full_precision: tuple[str, ...] = ()
     """Names of modules, with everything in them, and of parameters that stay in full precision."""
 
+    def __post_init__(self) -> None:
+        check_types(self)
+
     def grid_of_input(self, layer: str) -> GridName:
         """Return the grid of a layer's input."""
         if self.activation_grid == "auto":
@@ -55,6 +59,7 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 def prepare(model: nn.Module, weights: Transform | None = None, activations: Transform | None = None,
             options: SiteOptions = SiteOptions(), last_dropout: float = 0.0) -> nn.Module:
     """Copy `model`, names included, with layers that transform weights and inputs; last_dropout: before the last layer."""
+    check_is_model(model)
     model = copy.deepcopy(model)
     layers = checked_layers(model, options.full_precision)
     plain, at_end = [name for name, (kind, _) in layers.items() if kind.of in LAYERS], (next(iter(layers)), [*layers][-1])
@@ -113,6 +118,11 @@ def weight_sites(model: nn.Module, among: Collection[str] | None = None) -> dict
     """Return {weight site: name of the parameter that it quantizes}; among: of these parameters only."""
     sites = {name: parameter_of(name) for name in quantizers(model, "weights")}
     return {site: name for site, name in sites.items() if among is None or name in among}
+
+
+def kind_of_site(site: str) -> Kind:
+    """Return the kind of a site by its name, where there is no model to ask: torch calls all matrices weights."""
+    return "weights" if "weight" in site.rpartition(".")[2] else "activations"
 
 
 def parameter_of(site: str) -> str:
@@ -193,6 +203,7 @@ def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
 
     γ, β and ε stay. A BatchNorm with an activation of its own (`act`, and `drop` before it) keeps them behind the GroupNorm.
     """
+    check_is_model(model)
     model = copy.deepcopy(model)
     instead, problems = dict[nn.Module, nn.Module](), list[str]()
     for name, child in model.named_modules():

@@ -45,8 +45,8 @@ SHORT_RUN = 30.0
 BUDGET = 8.0
 """Seconds after which no further candidate is tried."""
 _LOCAL_STEPS = 2
-_LONG = 1.0
-"""Seconds of a first measurement after which it is not repeated."""
+_SHORT, _LONG = 1.0, 10.0
+"""Seconds of a first pass, which also pays for what is made once, up to which it is followed by two that count, by one."""
 _CLEARLY = 0.9
 """Another engine than the sequential one must be this much faster: it is the simplest and needs the least memory."""
 
@@ -177,7 +177,7 @@ def round_seconds(config: Config, task: Task, candidate: Candidate) -> float:
 
         try:
             first = once()
-            seconds = first if first > _LONG else min(once(), once())
+            seconds = first if first > _LONG else min(once() for _ in range(1 if first > _SHORT else 2))
         finally:
             computation.engine.close()
     mean = sum(len(index) for index in task.split) / len(task.split)
