@@ -1,0 +1,107 @@
+"""The table of models that are proven to work, and of what is refused: tests and docs/models.md are made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+import anybit
+from anybit.models.text import char_lstm
+from tests.models import libraries, nets
+
+CHECKS = {"sequential": "fit, sequential", "stacked": "fit, stacked", "processes": "fit, processes",
+          "evaluate": "evaluate", "onnx": "ONNX", "resume": "resume"}
+"""What every model goes through, with the heads of the page's columns."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the data of a small task, and what is known of them."""
+
+    name: str
+    about: str
+    """What is in the model that others do not have, for the page."""
+    model: Callable[[], nn.Module]
+    data: Callable[[np.random.Generator], tuple[Any, np.ndarray]]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    in_float: tuple[str, ...] = ()
+    """The matrices that stay in float, named in full_precision."""
+    refusals: Mapping[str, str] = field(default_factory=dict)
+    """{check: the error}."""
+
+
+def images(draw: np.random.Generator, size: int = 16) -> tuple[np.ndarray, np.ndarray]:
+    """Draw images of four classes, one per bright quarter."""
+    x, y = draw.normal(size=(SIZE, 3, size, size)).astype(np.float32), draw.integers(4, size=SIZE)
+    half = size // 2
+    for i, label in enumerate(y):
+        top, left = label // 2 * half, label % 2 * half
+        x[i, :, top:top + half, left:left + half] += 1
+    return x, y
+
+
+def texts(draw: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    ids, lengths = draw.integers(1, 20, (SIZE, 8)), draw.integers(4, 9, SIZE)
+    mask = (np.arange(8) < lengths[:, None]).astype(np.int64)
+    return {"input_ids": ids * mask, "attention_mask": mask}, ids[:, 0] // 5
+
+
+def tokens(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Draw sequences that count upward; the target is the next token."""
+    both = (draw.integers(20, size=(SIZE, 1)) + np.arange(9)) % 20
+    return both[:, :-1], both[:, 1:]
+
+
+def series(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    x, y = draw.normal(size=(SIZE, 7, 3)).astype(np.float32), draw.integers(4, size=SIZE)
+    x[:, :, 0] += y[:, None]
+    return x, y
+
+
+def rows(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    y = draw.integers(4, size=SIZE)
+    return (draw.normal(size=(SIZE, 6)) + y[:, None]).astype(np.float32), y
+
+
+def both(draw: np.random.Generator) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+    x, y = images(draw)
+    return (x, rows(draw)[0]), y
+
+
+def numbers(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    x = draw.normal(size=(SIZE, 6)).astype(np.float32)
+    return x, 20 + x.sum(1)
+
+
+def masks(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    x, _ = images(draw, 12)
+    return x, np.digitize(x[:, 0], (-0.5, 0.5))
+
+
+SIZE = 64
+
+CASES = (
+    Case("MobileNet-like network", "depthwise convolutions with reflected borders, squeeze-and-excite, no biases",
+         nets.mobilenet, images),
+    Case("timm MobileNetV3", "its BatchNorm with built-in activation through `replace_batchnorm`",
+         lambda: libraries.timm_model("mobilenetv3_small_050"), lambda draw: images(draw, 32)),
+    Case("timm vision transformer", "fused attention, class token and position embedding",
+         lambda: libraries.timm_model("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=2),
+         images, {"sites": anybit.SiteOptions(full_precision=("cls_token", "pos_embed"))}, ("cls_token", "pos_embed")),
+    Case("torchvision MobileNetV2", "BatchNorm through `replace_batchnorm`", libraries.mobilenet_v2,
+         lambda draw: images(draw, 32)),
+    Case("Hugging Face BERT", "ids and mask by name, `ModelOutput`", libraries.bert, texts),
+    Case("LSTM text model", "`char_lstm`: embedding, LSTM, one class per position",
+         lambda: char_lstm(20), tokens),
+    Case("GRU", "in both directions over a series of numbers", nets.Gru, series),
+    Case("tied language model", "torch's Transformer layer; the head is the embedding", nets.Tied, tokens),
+    Case("frozen body", "fine-tuning: a trained body with BatchNorm is frozen, a head is trained", nets.tuned, images),
+    Case("dict output", "scores and features by name", nets.Named, rows, {"output": "scores"}),
+    Case("two inputs", "an image and a row of numbers", nets.Two, both),
+    Case("regression", "outputs (N,), loss mse, metric mae", nets.Regressor, numbers, {"loss": "mse", "metric": "mae"}),
+    Case("segmentation", "a U-Net with a transposed convolution, metric iou", nets.UNet, masks, {"metric": "iou"}),
+)

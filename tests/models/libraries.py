@@ -1,0 +1,46 @@
+"""Models of timm, torchvision and transformers, small and with random weights; the libraries are imported when called."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import nn
+
+import anybit
+
+
+@functools.cache
+def vision() -> Any:
+    """Import torchvision, also where its compiled operators do not fit the installed torch: its models need none of them."""
+    try:
+        import torchvision
+    except RuntimeError:
+        # It describes these two to torch while it is imported, and fails where nothing has defined them.
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import torchvision
+    return torchvision
+
+
+def mobilenet_v2() -> nn.Module:
+    model: nn.Module = vision().models.mobilenet_v2(width_mult=0.25, num_classes=4)
+    return anybit.replace_batchnorm(model)
+
+
+def timm_model(name: str, **settings: Any) -> nn.Module:
+    vision()  # which timm imports
+    import timm
+
+    model: nn.Module = timm.create_model(name, num_classes=4, **settings)
+    return anybit.replace_batchnorm(model)
+
+
+def bert() -> nn.Module:
+    vision()  # which transformers imports where it is installed
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return BertForSequenceClassification(BertConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+        max_position_embeddings=12, num_labels=4))
