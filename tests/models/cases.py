@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 import anybit
 from anybit.models.text import char_lstm
@@ -28,6 +29,8 @@ class Case:
     model: Callable[[], nn.Module]
     data: Callable[[np.random.Generator], tuple[Any, np.ndarray]]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `fit` and `evaluate`."""
+    variant: anybit.Variant = anybit.mqat((2, 8), sites="WA")
     in_float: tuple[str, ...] = ()
     """The matrices that stay in float, named in full_precision."""
     refusals: Mapping[str, str] = field(default_factory=dict)
@@ -82,19 +85,29 @@ def masks(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     return x, np.digitize(x[:, 0], (-0.5, 0.5))
 
 
+def last_class(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy of outputs (example, position, class)."""
+    return F.cross_entropy(outputs.transpose(1, 2), targets, reduction="none").mean(1)
+
+
 SIZE = 64
+WEIGHTS = anybit.mqat((4, 8))
+"""For deep untrained models: at 2-bit activations some of their layers have equal values, whose norm blows up gradients."""
 
 CASES = (
     Case("MobileNet-like network", "depthwise convolutions with reflected borders, squeeze-and-excite, no biases",
          nets.mobilenet, images),
-    Case("timm MobileNetV3", "its BatchNorm with built-in activation through `replace_batchnorm`",
-         lambda: libraries.timm_model("mobilenetv3_small_050"), lambda draw: images(draw, 32)),
+    Case("timm EfficientNet", "its BatchNorm with built-in activation through `replace_batchnorm`; its own `Linear`",
+         lambda: libraries.timm_model("test_efficientnet"), images, variant=WEIGHTS),
     Case("timm vision transformer", "fused attention, class token and position embedding",
          lambda: libraries.timm_model("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=24, depth=2, num_heads=2),
          images, {"sites": anybit.SiteOptions(full_precision=("cls_token", "pos_embed"))}, ("cls_token", "pos_embed")),
-    Case("torchvision MobileNetV2", "BatchNorm through `replace_batchnorm`", libraries.mobilenet_v2,
-         lambda draw: images(draw, 32)),
-    Case("Hugging Face BERT", "ids and mask by name, `ModelOutput`", libraries.bert, texts),
+    Case("torchvision MobileNetV2", "BatchNorm through `replace_batchnorm`", libraries.mobilenet_v2, images,
+         variant=WEIGHTS),
+    Case("Hugging Face BERT", "ids and padding mask by name, `ModelOutput`; attention dropout set to 0", libraries.bert, texts,
+         refusals={"stacked": "its forward decides by values of tensors, as in 'if mask.all()'"}),
+    Case("Hugging Face Llama", "ids alone; rotary positions, grouped queries, head tied to the embedding; loss of its own",
+         libraries.llama, tokens, {"loss": last_class}),
     Case("LSTM text model", "`char_lstm`: embedding, LSTM, one class per position",
          lambda: char_lstm(20), tokens),
     Case("GRU", "in both directions over a series of numbers", nets.Gru, series),

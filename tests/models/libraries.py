@@ -25,7 +25,8 @@ def vision() -> Any:
 
 
 def mobilenet_v2() -> nn.Module:
-    model: nn.Module = vision().models.mobilenet_v2(width_mult=0.25, num_classes=4)
+    blocks = [[1, 8, 1, 1], [4, 12, 2, 2], [4, 16, 1, 2]]
+    model: nn.Module = vision().models.mobilenet_v2(num_classes=4, width_mult=0.5, inverted_residual_setting=blocks)
     return anybit.replace_batchnorm(model)
 
 
@@ -43,4 +44,13 @@ def bert() -> nn.Module:
 
     return BertForSequenceClassification(BertConfig(
         vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=12, num_labels=4))
+        max_position_embeddings=12, attention_probs_dropout_prob=0.0, num_labels=4))
+
+
+def llama() -> nn.Module:
+    vision()
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=24, max_position_embeddings=12, tie_word_embeddings=True, use_cache=False))
