@@ -37,6 +37,18 @@ class Case:
     """{check: the error}."""
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """A model that is not trained as it is, and the words of the error."""
+
+    name: str
+    model: Callable[[], nn.Module]
+    data: Callable[[np.random.Generator], tuple[Any, np.ndarray]]
+    error: str
+    fix: str
+    """What to do, for the page."""
+
+
 def images(draw: np.random.Generator, size: int = 16) -> tuple[np.ndarray, np.ndarray]:
     """Draw images of four classes, one per bright quarter."""
     x, y = draw.normal(size=(SIZE, 3, size, size)).astype(np.float32), draw.integers(4, size=SIZE)
@@ -104,7 +116,8 @@ CASES = (
          images, {"sites": anybit.SiteOptions(full_precision=("cls_token", "pos_embed"))}, ("cls_token", "pos_embed")),
     Case("torchvision MobileNetV2", "BatchNorm through `replace_batchnorm`", libraries.mobilenet_v2, images,
          variant=WEIGHTS),
-    Case("Hugging Face BERT", "ids and padding mask by name, `ModelOutput`; attention dropout set to 0", libraries.bert, texts,
+    Case("Hugging Face BERT", "ids and padding mask by name, `ModelOutput`; attention dropout set to 0",
+         lambda: libraries.bert(0.0), texts,
          refusals={"stacked": "its forward decides by values of tensors, as in 'if mask.all()'"}),
     Case("Hugging Face Llama", "ids alone; rotary positions, grouped queries, head tied to the embedding; loss of its own",
          libraries.llama, tokens, {"loss": last_class}),
@@ -117,4 +130,20 @@ CASES = (
     Case("two inputs", "an image and a row of numbers", nets.Two, both),
     Case("regression", "outputs (N,), loss mse, metric mae", nets.Regressor, numbers, {"loss": "mse", "metric": "mae"}),
     Case("segmentation", "a U-Net with a transposed convolution, metric iou", nets.UNet, masks, {"metric": "iou"}),
+)
+
+REFUSALS = (
+    Refusal("BatchNorm in training", nets.batchnorm, images, "whose running statistics do not federate",
+            "`anybit.replace_batchnorm(model)`, or freeze it with `.eval()`"),
+    Refusal("dropout inside `forward` (`F.dropout`, attention dropout of Hugging Face)", lambda: libraries.bert(0.1), texts,
+            "draws its own random numbers", "`nn.Dropout` as a module, or a probability of 0 (`attention_probs_dropout_prob=0`)"),
+    Refusal("linear layers of another class (GPT-2's `Conv1D`)", libraries.gpt2, tokens,
+            "belongs to no layer that is quantized", "`nn.Linear`, or `full_precision` if they may stay in float"),
+    Refusal("convolutions with their own code (timm's `StdConv2d`)", lambda: libraries.timm_model("test_nfnet"), images,
+            "with its own code", "`nn.Conv2d`, or `full_precision`"),
+    Refusal("weights computed from others (`weight_norm`)", nets.weight_norm, rows, "computes its weight from others",
+            "remove the parametrization, or `full_precision`"),
+    Refusal("layers that `forward` never calls", nets.Unused, rows, "never called", "remove them, or `full_precision`"),
+    Refusal("a buffer that `forward` changes", nets.Counting, rows, "changes its buffer", "drop it, or keep it elsewhere"),
+    Refusal("lazy layers", nets.lazy, rows, "has no shape yet", "run one batch through the model first"),
 )

@@ -38,13 +38,13 @@ def timm_model(name: str, **settings: Any) -> nn.Module:
     return anybit.replace_batchnorm(model)
 
 
-def bert() -> nn.Module:
+def bert(attention_dropout: float) -> nn.Module:
     vision()  # which transformers imports where it is installed
     from transformers import BertConfig, BertForSequenceClassification
 
     return BertForSequenceClassification(BertConfig(
         vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=12, attention_probs_dropout_prob=0.0, num_labels=4))
+        max_position_embeddings=12, attention_probs_dropout_prob=attention_dropout, num_labels=4))
 
 
 def llama() -> nn.Module:
@@ -54,3 +54,10 @@ def llama() -> nn.Module:
     return LlamaForCausalLM(LlamaConfig(
         vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=24, max_position_embeddings=12, tie_word_embeddings=True, use_cache=False))
+
+
+def gpt2() -> nn.Module:
+    vision()
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=12, n_embd=16, n_layer=1, n_head=2, attn_pdrop=0.0))

@@ -124,3 +124,42 @@ class UNet(nn.Module):
         up = self.up(F.relu(self.norm(self.down(across))))
         out: Tensor = self.head(torch.cat([across, F.interpolate(up, size=across.shape[2:])], 1))
         return out
+
+
+def batchnorm() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 4))
+
+
+def weight_norm() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 4))
+
+
+class Unused(nn.Module):
+    """A model with a layer that its forward never calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.other = nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(x)
+        return out
+
+
+class Counting(Unused):
+    """A model that counts its calls in a buffer."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.other
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 4))

@@ -14,6 +14,9 @@ import torch
 from torch import nn
 
 import anybit
+from anybit.config import Config
+from anybit.data.clients import gathered
+from anybit.data.examples import Data, Pipeline, as_examples
 from anybit.errors import AnybitError
 from anybit.federated.metrics import LOSSES
 from anybit.inputs import called, mapped, selected
@@ -21,14 +24,16 @@ from anybit.quant.grid import BITS, Grid, limits, quantize
 from anybit.quant.ranges import weight_steps
 from anybit.quant.sites import float_parameters
 from anybit.tensors import picked
-from tests.models.cases import CASES, CHECKS, SIZE, Case
+from anybit.training.engine_choice import measure
+from anybit.training.task import Task
+from tests.models.cases import CASES, CHECKS, REFUSALS, SIZE, Case, Refusal
 
 pytestmark = pytest.mark.models
 EACH, TRAIN = 12, 48
 SAME = ("config.json", "task.json", "model.safetensors", "metrics.jsonl", "steps.json", "evaluation.json")
 
 
-def task(case: Case) -> tuple[nn.Module, list[Any], Any]:
+def task(case: Case | Refusal) -> tuple[nn.Module, list[Any], Any]:
     """Make the model, its clients and its test data, the same at every call."""
     torch.manual_seed(3)
     model, both = case.model(), case.data(np.random.default_rng(0))
@@ -123,3 +128,21 @@ def test_a_model(case: Case, check: str, tmp_path: Path) -> None:
     with pytest.raises(AnybitError) as refused:
         PROOFS[check](case, tmp_path)
     assert case.refusals[check] in str(refused.value)
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in REFUSALS])
+def test_a_refusal_is_one_line(case: Refusal) -> None:
+    with pytest.raises(AnybitError) as refused:
+        anybit.fit(*task(case), rounds=1, cohort=1, device="cpu", engine="sequential")
+    assert case.error in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_auto_leaves_out_an_engine_that_cannot_compute_the_model() -> None:
+    """Where the stacked engine is the default or the fastest, as here it cannot be."""
+    case = next(case for case in CASES if "stacked" in case.refusals)
+    model, clients, test = task(case)
+    examples, split = gathered(clients)
+    subject = Task(model, case.variant, Data(examples, as_examples(*test, "test data"), Pipeline()), split)
+    config = Config(cohort=2, rounds=1, device="cpu")
+    assert "stacked" not in {m.candidate.engine for m in measure(config, subject, budget=60)}
