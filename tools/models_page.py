@@ -24,7 +24,7 @@ def table() -> str:
         kept = f"; in float: {', '.join(f'`{name}`' for name in case.in_float)}" if case.in_float else ""
         lines.append(f"| {case.name} | {case.about}{kept} | {' | '.join(marks)} |")
     lines += ["", *(f"({number}) {error}." for number, error in enumerate(notes, 1))]
-    lines += ["", "## What is refused", "", "Each is one line before the first round that names the layer, and is tested.", "",
+    lines += ["", "## What is refused", "", "Each is an error of one line before the first round, and is tested.", "",
               "| model with | error says | what to do |", "|---|---|---|"]
     lines += [f"| {case.name} | {case.error} | {case.fix} |" for case in REFUSALS]
     return "\n".join(lines) + "\n"

@@ -20,6 +20,7 @@ from anybit.data.examples import Data, Pipeline, as_examples
 from anybit.errors import AnybitError
 from anybit.federated.metrics import LOSSES
 from anybit.inputs import called, mapped, selected
+from anybit.quant.checks import is_matrix
 from anybit.quant.grid import BITS, Grid, limits, quantize
 from anybit.quant.ranges import weight_steps
 from anybit.quant.sites import float_parameters
@@ -73,12 +74,12 @@ def evaluates(case: Case, folder: Path) -> None:
     result, (x, y) = fitted(case.name), task(case)[2]
     sites = case.settings.get("sites", anybit.SiteOptions())
     scores = anybit.evaluate(result.model, (x, y), ["FP32", "W8", "W2"], steps="minmax", **case.settings)
-    assert set(case.in_float) == {name for name in float_parameters(result.model, sites)
-                                  if result.model.get_parameter(name).dim() > 1}
+    kept = float_parameters(result.model, sites)
+    assert set(case.in_float) == {name for name in kept if is_matrix(result.model.get_parameter(name))}
     for width, bits in (("FP32", 32), ("W8", 8), ("W2", 2)):
         model = copy.deepcopy(result.model).eval()
         for name, p in model.requires_grad_(False).named_parameters():
-            if bits < 32 and p.dim() > 1 and name not in case.in_float:
+            if bits < 32 and name not in kept:
                 grid = Grid(weight_steps(p, "minmax", "full")[BITS.index(bits)], *limits(torch.tensor(bits), "full"))
                 p.copy_(quantize(p, grid))
         outputs = selected(called(model, mapped(x, torch.from_numpy)), case.settings.get("output"))
