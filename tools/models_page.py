@@ -20,7 +20,8 @@ def table() -> str:
     notes: list[str] = []
     for case in cases.CASES:
         notes += [error for error in case.refusals.values() if error not in notes]
-        marks = [f"refused ({notes.index(case.refusals[check]) + 1})" if check in case.refusals else "✓" for check in cases.CHECKS]
+        marks = [f"refused ({notes.index(case.refusals[check]) + 1})" if check in case.refusals else "✓"
+                 for check in cases.CHECKS]
         kept = f"; in float: {', '.join(f'`{name}`' for name in case.in_float)}" if case.in_float else ""
         lines.append(f"| {case.name} | {case.about}{kept} | {' | '.join(marks)} |")
     lines += ["", *(f"({number}) {error}." for number, error in enumerate(notes, 1))]
