@@ -87,7 +87,7 @@ def prepare(model: nn.Module, weights: Transform | None = None, activations: Tra
     if last_dropout and plain:
         model.get_submodule(plain[-1]).input_dropout = KeyedDropout(last_dropout, 2 * number)
     numbers = itertools.count(2 * number + 1)
-    put_in_place(model, lambda module: _keyed(module, numbers) if isinstance(module, _DROPOUTS) else None)
+    put_in_place(model, lambda module: _keyed(module, numbers))
     return model.to(next(model.parameters()).device)
 
 
@@ -105,8 +105,19 @@ def _rebuilt_in_float(module: nn.Module) -> nn.Module | None:
     return _with_sites(kind.make(module), {name: nn.Identity() for name in (*kind.weights(module), *kind.inputs(module))})
 
 
-def _keyed(dropout: Any, numbers: Iterator[int]) -> nn.Module:
-    return KeyedDropout(dropout.p, next(numbers), channels=type(dropout) is not nn.Dropout).train(dropout.training)
+def _keyed(module: Any, numbers: Iterator[int]) -> nn.Module | None:
+    """Return the keyed dropout in place of torch's, and of stochastic depth as libraries call it; none: it is neither."""
+    name = type(module).__name__
+    if isinstance(module, _DROPOUTS):
+        p, dims = module.p, None if type(module) is nn.Dropout else 2
+    elif name == "StochasticDepth" and getattr(module, "mode", None) == "row":
+        p, dims = module.p, 1
+    elif name.endswith("DropPath") and isinstance(getattr(module, "drop_prob", None), float) and getattr(
+            module, "scale_by_keep", True):
+        p, dims = module.drop_prob, 1
+    else:
+        return None
+    return KeyedDropout(p, next(numbers), dims).train(module.training)
 
 
 def quantizers(model: nn.Module, kind: Kind | None = None) -> dict[str, Quantizer]:
