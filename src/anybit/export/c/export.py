@@ -48,7 +48,12 @@ class CExporter:
         plain = reference(subject, width)
         judged, size = unverified(subject, plain), None
         if self.verify:
-            result, size = run(path, name, self._examples, program.output.shape[1:])
+            try:
+                result, size = run(path, name, self._examples, program.output.shape[1:])
+            except BaseException:
+                for file in (path, header):  # nobody ran them
+                    file.unlink(missing_ok=True)
+                raise
             judged = verdict(subject, plain, plain, result)
         layers = {layer.name: layer.macs for layer in program.layers}
         footprint = Footprint(size.flash if size else None, text.weight_bytes, text.ram_bytes, text.arena_bytes, layers)

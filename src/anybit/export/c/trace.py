@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from anybit.errors import ModelError
-from anybit.export.c.operations import OPERATIONS, unary
 from anybit.export.c.moves import split
+from anybit.export.c.operations import OPERATIONS, unary
 from anybit.export.c.program import INPUT, Program, Value
 from anybit.export.extras import quiet
 from anybit.export.graph import reason
@@ -19,7 +19,6 @@ from anybit.export.positional import INNER, positional
 from anybit.export.subject import Subject
 from anybit.inputs import described
 from anybit.quant.grid import Width
-
 
 SPLITS = ("split", "split_with_sizes", "chunk")
 
@@ -63,7 +62,8 @@ def _lowered(program: Program, node: fx.Node, values: Mapping[fx.Node, Any]) -> 
     given = fx.map_arg(_arguments(node), lambda n: values[n])
     layer = _layer(node)
     if node.target is operator.getitem:  # of a list of parts, or of the first of several results
-        return given["self"][node.args[1]] if isinstance(given["self"], list) else given["self"]
+        parts, index = given["self"], int(str(node.args[1]))
+        return parts[index] if isinstance(parts, list) else parts
     name = str(node.target).split(".")[1] if "." in str(node.target) else str(node.target)
     lowering = OPERATIONS.get(name)
     if lowering is None and name not in SPLITS:

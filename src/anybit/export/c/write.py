@@ -41,7 +41,7 @@ def write(program: Program, name: str, header: str) -> Source:
     weight_bytes = sum(c.values.nbytes for c in constants if c.values is not None)
     sha256 = hashlib.sha256(b"".join(c.values.tobytes() for c in constants if c.values is not None)).hexdigest()
     row_type = "int16_t" if program.wide else "int8_t"
-    arena_bytes = max(arena.size, 1) * FLOAT_BYTES
+    arena_bytes = arena.size * FLOAT_BYTES
     ram_bytes = arena_bytes + program.row * (2 if program.wide else 1)
     kernels = "\n".join(program.kernels.values())
     about = _comment(f"{subject.title} at {program.width}, written by anybit {version('anybit') or 'from its sources'}")
@@ -49,11 +49,12 @@ def write(program: Program, name: str, header: str) -> Source:
     calls = (step.call.format(*map(arena.pointer, step.reads), y=arena.pointer(step.writes),
                               q=f"arena + {arena.scratch.get(i, 0)}") for i, step in enumerate(program.steps))
     code = source(
-        "model", about=about, header=header, name=name, types=source("types"), arena=str(max(arena.size, 1)),
+        "model", about=about, header=header, name=name, types=source("types"),
         includes="".join(f"#include <{file}.h>\n" for file, wanted in (
             ("float", "FLT_MAX" in kernels), ("math", libm), ("stddef", True), ("stdint", True)) if wanted),
         constants="\n".join(_defined(c) for c in program.constants.values()),
-        row=f"typedef {row_type} row_t;\nstatic row_t row[{program.row}];\n" if program.row else "", kernels=kernels,
+        memory=(f"static float arena[{arena.size}];\n" if arena.size else "")
+        + (f"typedef {row_type} row_t;\nstatic row_t row[{program.row}];\n" if program.row else ""), kernels=kernels,
         calls="\n".join(f"    {line}" for call in calls for line in call.splitlines()))
     pipeline = subject.data.pipeline
     mean_std = ((("MEAN", pipeline.mean), ("STD", pipeline.std)) if pipeline.mean and pipeline.std else ())

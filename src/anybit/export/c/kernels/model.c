@@ -5,8 +5,7 @@
 $includes
 $types
 $constants
-static float arena[$arena];
-$row
+$memory
 $kernels
 int anybit_${name}_run(const float *input, float *output)
 {
