@@ -140,7 +140,8 @@ FUNCTIONS = {
     "moves": lambda x, m: torch.cat([
         x.permute(0, 2, 3, 1).flatten(1), x.transpose(2, 3).flatten(1), x[:, 1::2, 2:, -3:].flatten(1), x[:, 2].flatten(1),
         F.pad(x, (1, 2, 0, 1, 1, 1), value=0.5).flatten(1), F.pad(x, (-1, 2)).flatten(1), x.chunk(2, 1)[1].flatten(1),
-        x.split([1, 5], 1)[1].flatten(1), x[:, :1].expand(-1, 3, -1, -1).flatten(1), x.unsqueeze(2).squeeze(2).flatten(1)], 1),
+        x.split([1, 5], 1)[1].flatten(1), x[:, :1].expand(-1, 3, -1, -1).flatten(1),
+        x.unsqueeze(2).squeeze(2).flatten(1)], 1),
     "softmax": lambda x, m: torch.cat([x.softmax(1), x.softmax(-1), x.log_softmax(2)], 1),
     "view": lambda x, m: x.view(x.size(0), -1, 4).contiguous().reshape(len(x), 2, -1)}
 
@@ -209,7 +210,7 @@ class Sums(nn.Module):
 
 def test_an_unknown_operation_is_one_line(tmp_path: Path) -> None:
     subject = subject_of(nn.Sequential(nn.Flatten(), Sums(), nn.Linear(64, 10)))
-    with pytest.raises(ModelError, match="layer '1': the C export has no operation 'cumsum'; it has .*, or --runtime onnx"):
+    with pytest.raises(ModelError, match=r"layer '1': the C export has no operation 'cumsum'; it has .*, or --runtime onnx"):
         Exporter(subject, tmp_path).export(Width(4, 32), "c")
     assert not list(tmp_path.iterdir())
 

@@ -42,7 +42,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 def unary(program: Program, x: Value, name: str, *parameters: float) -> Value:
     """Add a function of single numbers."""
-    kernel = program.use(name, "unary", expression=UNARY[name], parameters=PARAMETERS.get(name, ""))
+    kernel = program.use(f"each_{name}", "unary", expression=UNARY[name], parameters=PARAMETERS.get(name, ""))
     extra = "".join(f", {number(p)}" for p in parameters)
     return program.call(f"{kernel}({{0}}, {{y}}, {x.size}{extra});", [x], x.shape, True)
 
