@@ -48,7 +48,7 @@ def conv(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer:
     kind, grid = _integer(program, use)
     _, name = _weights(program, use, integer=True, macs=macs)
     arrange = program.use(f"arrange_{kind}", "arrange", type=kind)
-    dot = program.use(f"dot_{kind}", "dot", type=kind)
+    dot = _dot(program, kind)
     product = program.use(f"conv_{dot}", "conv_integer", type=kind, dot=dot)
     where = geometry.structure(program, layer)
     return program.call(f"{arrange}({{0}}, ({kind} *)({{q}}), {where}, {grid});\n"
@@ -69,7 +69,7 @@ def linear(program: Program, given: dict[str, Any], shape: tuple[int, ...], laye
     kind, grid = _integer(program, use)
     _, name = _weights(program, use, integer=True, macs=weight.numel() * rows)
     quantize = program.use(f"quantize_{kind}", "quantize", type=kind)
-    dot = program.use(f"dot_{kind}", "dot", type=kind)
+    dot = _dot(program, kind)
     product = program.use(f"linear_{dot}", "linear_integer", type=kind, dot=dot)
     return program.call(f"{quantize}({{0}}, ({kind} *)({{q}}), {x.size}, {grid});\n"
                         f"{product}((const {kind} *)({{q}}), {{y}}, {name}, {rows}, {outputs});", [x], shape,
@@ -164,12 +164,22 @@ def _weights(program: Program, use: _Use, integer: bool, macs: int) -> tuple[str
         assert use.grid is not None
         scale = bias_scale(use.quantized, use.grid)
     program.use("unpack")
-    program.row = max(program.row, rows.shape[1])
+    program.row = max(program.row, -(-rows.shape[1] // 4) * 4)
     program.wide |= low + factor * int(codes.max()) > 127
     program.layers.append(Layer(name, macs, packed.size, integer))
     fields = (program.array(packed, f"{name}.weight"), bits, factor, low, rows.shape[1],
               program.array(scale.reshape(-1), f"{name}.scale"), int(scale.size > 1), bias)
     return "packed", program.structure("weights_t", f"{name}.packed", fields)
+
+
+def _dot(program: Program, kind: str) -> str:
+    """Have the sum of products defined, with instructions for several at once where a processor has them."""
+    loaded = "vld1q_s8(w + i)", f"vld1q_{'u' if kind == 'uint8_t' else 's'}8(x + i)"
+    if kind == "uint8_t":
+        return program.use("dot_uint8_t", "dot", type=kind, i="u", halves="__uxtb16", neon="__ARM_FEATURE_MATMUL_INT8",
+                           vdot=f"vusdotq_s32(sums, {loaded[1]}, {loaded[0]})")
+    return program.use("dot_int8_t", "dot", type=kind, i="i", halves="__sxtb16", neon="__ARM_FEATURE_DOTPROD",
+                       vdot=f"vdotq_s32(sums, {loaded[0]}, {loaded[1]})")
 
 
 def _integer(program: Program, use: _Use) -> tuple[str, str]:

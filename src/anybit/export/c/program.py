@@ -82,7 +82,7 @@ class Program:
     in_float: dict[str, str] = field(default_factory=dict)
     """{layer: why it is computed in float though the width quantizes activations}."""
     row: int = 0
-    """The most numbers of a packed row: what is unpacked at a time."""
+    """The most numbers of a packed row, what is unpacked at a time; a multiple of 4."""
     wide: bool = False
     """A row needs 16 bits per number: an unsigned grid of 8 bits."""
     output: Value = Value(INPUT, ())

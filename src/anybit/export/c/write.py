@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 
 import numpy as np
+from torch import Tensor
 
 from anybit.environment import version
 from anybit.errors import printable
@@ -36,39 +36,50 @@ class Source:
 
 def write(program: Program, name: str, header: str) -> Source:
     """Write a program whose function is anybit_NAME_run, with its header under the given file name."""
-    arena, subject = plan(program.steps, program.output), program.subject
-    constants = [c for c in program.constants.values() if c.values is not None]
-    weight_bytes = sum(c.values.nbytes for c in constants if c.values is not None)
-    sha256 = hashlib.sha256(b"".join(c.values.tobytes() for c in constants if c.values is not None)).hexdigest()
-    row_type = "int16_t" if program.wide else "int8_t"
+    arena, arrays = plan(program.steps, program.output), [c.values for c in program.constants.values() if c.values is not None]
     arena_bytes = arena.size * FLOAT_BYTES
-    ram_bytes = arena_bytes + program.row * (2 if program.wide else 1)
+    sizes = {"arena_bytes": arena_bytes, "ram_bytes": arena_bytes + program.row * (2 if program.wide else 1),
+             "weight_bytes": sum(values.nbytes for values in arrays)}
     kernels = "\n".join(program.kernels.values())
-    about = _comment(f"{subject.title} at {program.width}, written by anybit {version('anybit') or 'from its sources'}")
     libm = any(re.search(rf"\b{function}\(", kernels) for function in _LIBM)
+    about = _comment(f"{program.subject.title} at {program.width}, written by anybit "
+                     f"{version('anybit') or 'from its sources'}")
     calls = (step.call.format(*map(arena.pointer, step.reads), y=arena.pointer(step.writes),
                               q=f"arena + {arena.scratch.get(i, 0)}") for i, step in enumerate(program.steps))
-    code = source(
-        "model", about=about, header=header, name=name, types=source("types"),
-        includes="".join(f"#include <{file}.h>\n" for file, wanted in (
-            ("float", "FLT_MAX" in kernels), ("math", libm), ("stddef", True), ("stdint", True)) if wanted),
-        constants="\n".join(_defined(c) for c in program.constants.values()),
-        memory=(f"static float arena[{arena.size}];\n" if arena.size else "")
-        + (f"typedef {row_type} row_t;\nstatic row_t row[{program.row}];\n" if program.row else ""), kernels=kernels,
-        calls="\n".join(f"    {line}" for call in calls for line in call.splitlines()))
-    pipeline = subject.data.pipeline
-    mean_std = ((("MEAN", pipeline.mean), ("STD", pipeline.std)) if pipeline.mean and pipeline.std else ())
-    shape = tuple(subject.images.shape[1:])  # type: ignore[union-attr]
+    code = source("model", about=about, header=header, name=name, types=source("types"), includes=_includes(kernels, libm),
+                  constants="\n".join(_defined(c) for c in program.constants.values()),
+                  memory=_memory(program, arena.size), kernels=kernels,
+                  calls="\n".join(f"    {line}" for call in calls for line in call.splitlines()))
+    sha256 = hashlib.sha256(b"".join(values.tobytes() for values in arrays)).hexdigest()
+    return Source(code, _header(program, name, {"about": about, "sha256": sha256, **sizes,
+                                                "libm": " and link with -lm" if libm else ""}), **sizes)
+
+
+def _includes(kernels: str, libm: bool) -> str:
+    needed = {"float": "FLT_MAX" in kernels, "math": libm, "stddef": True, "stdint": True, "string": "memcpy" in kernels}
+    return "".join(f"#include <{name}.h>\n" for name, wanted in needed.items() if wanted) + \
+        (source("simd") if "ROW_BITS" in kernels else "")
+
+
+def _memory(program: Program, floats: int) -> str:
+    bits = 16 if program.wide else 8
+    row = f"#define ROW_BITS {bits}\ntypedef int{bits}_t row_t;\nstatic row_t row[{program.row}];\n"
+    return (f"static float arena[{floats}];\n" if floats else "") + (row if program.row else "")
+
+
+def _header(program: Program, name: str, known: Mapping[str, object]) -> str:
+    data, images = program.subject.data.pipeline, program.subject.images
+    assert isinstance(images, Tensor)
+    constants = {"MEAN": data.mean, "STD": data.std} if data.mean and data.std else {}
     fields = {
-        "about": about, "name": name, "NAME": name.upper(), "width": str(program.width), "sha256": sha256,
-        "INPUT": math.prod(shape), "input_shape": _numbers(shape), "OUTPUT": program.output.size,
-        "output_shape": _numbers(program.output.shape[1:] or (1,)), "arena_bytes": arena_bytes, "ram_bytes": ram_bytes,
-        "weight_bytes": weight_bytes, "version": version("anybit") or "", "libm": " and link with -lm" if libm else "",
-        "normalization": "; scaled to [0, 1], then (x - MEAN) / STD per channel" if mean_std else "",
+        "name": name, "NAME": name.upper(), "width": str(program.width), "version": version("anybit") or "",
+        "INPUT": images[0].numel(), "input_shape": _numbers(images.shape[1:]), "OUTPUT": program.output.size,
+        "output_shape": _numbers(program.output.shape[1:] or (1,)),
+        "normalization": "; scaled to [0, 1], then (x - MEAN) / STD per channel" if constants else "",
         "mean_std": "".join(f"#define ANYBIT_{name.upper()}_{key} {{{', '.join(map(number, values))}}}\n"
-                            for key, values in mean_std)}
+                            for key, values in constants.items())}
     text = files("anybit.export.c").joinpath("kernels", "model.h").read_text(encoding="utf-8")
-    return Source(code, Template(text).substitute(fields), weight_bytes, arena_bytes, ram_bytes)
+    return Template(text).substitute({**fields, **known})
 
 
 def _numbers(values: Sequence[int]) -> str:
