@@ -36,7 +36,8 @@ class Source:
 
 def write(program: Program, name: str, header: str) -> Source:
     """Write a program whose function is anybit_NAME_run, with its header under the given file name."""
-    arena, arrays = plan(program.steps, program.output), [c.values for c in program.constants.values() if c.values is not None]
+    arena = plan(program.steps, program.output)
+    arrays = [constant.values for constant in program.constants.values() if constant.values is not None]
     arena_bytes = arena.size * FLOAT_BYTES
     sizes = {"arena_bytes": arena_bytes, "ram_bytes": arena_bytes + program.row * (2 if program.wide else 1),
              "weight_bytes": sum(values.nbytes for values in arrays)}
