@@ -17,6 +17,8 @@ from anybit.export.subject import QuantizedWeight
 from anybit.quant.grid import FLOAT, Grid
 
 _MOST = 2**31 - 1
+HALVES = {"int8_t": "__sxtb16", "uint8_t": "__uxtb16"}
+"""{type: the instruction of Cortex-M that makes 16 bits of every other byte}."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ def conv(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer:
     _, name = _weights(program, use, integer=True, macs=macs)
     arrange = program.use(f"arrange_{kind}", "arrange", type=kind)
     dot = _dot(program, kind)
-    product = program.use(f"conv_{dot}", "conv_integer", type=kind, dot=dot)
+    pair = program.use(f"pair_{kind}", "pair", type=kind, dot=dot, halves=HALVES[kind])
+    product = program.use(f"conv_{dot}", "conv_integer", type=kind, dot=dot, pair=pair)
     where = geometry.structure(program, layer)
     return program.call(f"{arrange}({{0}}, ({kind} *)({{q}}), {where}, {grid});\n"
                         f"{product}((const {kind} *)({{q}}), {{y}}, {name}, {where});", [x], shape,
@@ -176,9 +179,9 @@ def _dot(program: Program, kind: str) -> str:
     """Have the sum of products defined, with instructions for several at once where a processor has them."""
     loaded = "vld1q_s8(w + i)", f"vld1q_{'u' if kind == 'uint8_t' else 's'}8(x + i)"
     if kind == "uint8_t":
-        return program.use("dot_uint8_t", "dot", type=kind, i="u", halves="__uxtb16", neon="__ARM_FEATURE_MATMUL_INT8",
+        return program.use("dot_uint8_t", "dot", type=kind, i="u", halves=HALVES[kind], neon="__ARM_FEATURE_MATMUL_INT8",
                            vdot=f"vusdotq_s32(sums, {loaded[1]}, {loaded[0]})")
-    return program.use("dot_int8_t", "dot", type=kind, i="i", halves="__sxtb16", neon="__ARM_FEATURE_DOTPROD",
+    return program.use("dot_int8_t", "dot", type=kind, i="i", halves=HALVES[kind], neon="__ARM_FEATURE_DOTPROD",
                        vdot=f"vdotq_s32(sums, {loaded[0]}, {loaded[1]})")
 
 

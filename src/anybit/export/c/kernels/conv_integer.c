@@ -10,17 +10,26 @@ static void $name(const $type *x, float *y, const weights_t *w, const conv_t *c)
         const float scale = w->scale[w->per_row ? o : 0], bias = w->bias ? w->bias[o] : 0.0f;
         unpack(w, o);
         for (int oy = 0; oy < c->out_height; oy++) {
-            for (int ox = 0; ox < c->out_width; ox++) {
+            for (int ox = 0; ox < c->out_width; ox += 2) {
                 const row_t *k = row;
-                int32_t sum = 0;
+                const int two = ox + 1 < c->out_width;
+                int32_t sums[2] = {0, 0};
                 for (int ky = 0; ky < c->kernel_height; ky++) {
                     const int iy = oy * c->stride_y + ky * c->dilation_y;
                     const $type *line = group + (iy * c->padded_width + ox * c->stride_x) * channels;
                     for (int kx = 0; kx < pieces; kx++, k += piece) {
-                        sum += $dot(k, line + kx * c->dilation_x * channels, piece);
+                        const $type *at = line + kx * c->dilation_x * channels;
+                        if (two) {
+                            $pair(k, at, at + c->stride_x * channels, piece, sums);
+                        } else {
+                            sums[0] += $dot(k, at, piece);
+                        }
                     }
                 }
-                *y++ = (float)sum * scale + bias;
+                *y++ = (float)sums[0] * scale + bias;
+                if (two) {
+                    *y++ = (float)sums[1] * scale + bias;
+                }
             }
         }
     }
