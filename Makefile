@@ -7,7 +7,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 SOURCES := $(shell find src -name '*.py' -o -name '*.toml')
 
-.PHONY: demo test test-browser test-executorch test-fleet test-kernels test-models net net-renew models-page lint lock audit clean
+.PHONY: demo test test-browser test-devices test-executorch test-fleet test-kernels test-models net net-renew models-page lint lock audit clean
 
 demo: runs/demo/fedavg/evaluation.json runs/demo/mqat/evaluation.json
 	@$(BIN)/anybit report runs/demo/fedavg runs/demo/mqat --out runs/demo/report
@@ -19,11 +19,16 @@ runs/demo/%/evaluation.json: $(READY) $(SOURCES)
 	else $(BIN)/anybit run quickstart/$* --path runs/demo/$*; fi
 
 test: $(READY)
-	$(BIN)/pytest -n 2 -m "not browser and not executorch and not fleet and not kernels and not models"
+	$(BIN)/pytest -n 2 -m "not browser and not devices and not executorch and not fleet and not kernels and not models"
 
 # Needs Chromium (Debian: apt-get install chromium).
 test-browser: $(READY)
 	$(BIN)/pytest -m browser
+
+# Needs a compiler for Cortex-M and QEMU (Debian: apt-get install --no-install-recommends gcc-arm-none-eabi
+# libnewlib-arm-none-eabi qemu-system-arm).
+test-devices: $(READY)
+	$(BIN)/pytest -m devices -s
 
 test-executorch: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[executorch]'

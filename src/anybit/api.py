@@ -189,15 +189,15 @@ class Fitted:
         return per_client(build_evaluator(task, self.config), w, self.steps, Width.parse(width), task.split)
 
     def export(self, out: str | Path, widths: Sequence[str] = ("W8", "W4", "W2"),
-               runtime: Literal["onnx", "executorch", "archive"] = "onnx") -> list[Artifact]:
+               runtime: Literal["onnx", "executorch", "archive", "c"] = "onnx") -> list[Artifact]:
         """Write an artifact per width into the folder `out`, run each and compare it with the evaluation.
 
         What `anybit export` does for a run whose model and data have names; needs the extra `export`.
         """
         from anybit.export.fitted import export_fitted
 
-        if runtime not in ("onnx", "executorch", "archive"):
-            raise ConfigError(f"runtime {runtime!r}: use 'onnx', 'executorch' or 'archive'")
+        if runtime not in ("onnx", "executorch", "archive", "c"):
+            raise ConfigError(f"runtime {runtime!r}: use 'onnx', 'executorch', 'archive' or 'c'")
         return export_fitted(self.model, self.steps, self.task, self.config, Path(out), Width.parse_all(widths), runtime)
 
 

@@ -46,6 +46,10 @@ class MissingExtra(AnybitError):
         super().__init__(f"{purpose} needs the package '{package}': pip install 'anybit[{extra}]'")
 
 
+class MissingProgram(AnybitError):
+    """A program of the system that is not installed."""
+
+
 class Diverged(AnybitError):
     """A loss that is no longer finite; the last good checkpoint is kept."""
 

@@ -49,6 +49,12 @@ def test_artifacts_score_what_the_training_scored(fitted: Fitted, tmp_path: Path
     assert trained[1].rstrip(":") == exported[1].rstrip(".")
 
 
+def test_as_c(fitted: Fitted, tmp_path: Path) -> None:
+    for artifact in fitted.export(tmp_path, ["W2", "W8A8"], "c"):
+        assert artifact.verdict.artifact == fitted.scores[artifact.width].metric
+        assert {f"model.{artifact.width.lower()}.{kind}" for kind in "ch"} == {artifact.file, *artifact.files}
+
+
 def test_the_grid_is_the_variants_choice(tmp_path: Path) -> None:
     """carousel trains weights on the centred grid where nobody asks for another."""
     fitted = fit(variants.carousel(), 10)

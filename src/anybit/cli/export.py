@@ -29,6 +29,7 @@ Weights = Annotated[str, typer.Option(help="Weights of integer kernels: uint8, i
 Exact = Annotated[bool, typer.Option("--exact", help="No 8-bit output quantizers on convolutions: ConvInteger, slower.")]
 StepRule = Annotated[str | None, typer.Option(help="Step rule: table, rule, mse, minmax or cover; default: the run's own.")]
 Calibrate = Annotated[bool, typer.Option("--calibrate", help="Measure activation step sizes on training images.")]
+NoVerify = Annotated[bool, typer.Option("--no-verify", help="Write C files without compiling and running them.")]
 Bench = Annotated[bool, typer.Option("--bench", help="Measure load time, latency and memory.")]
 Web = Annotated[bool, typer.Option("--web", help="Also write web/: a page that runs the artifacts in a browser.")]
 Licence = Annotated[str, typer.Option(help="Licence of the model, for its card: a Hugging Face id.")]
@@ -36,10 +37,10 @@ Out = Annotated[Path | None, typer.Option(help="Where to write; default: export/
 
 
 def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
-           runtime: Annotated[str, typer.Option(help="onnx, executorch or archive.")] = "onnx", opset: Opset = 21,
+           runtime: Annotated[str, typer.Option(help="onnx, executorch, archive or c.")] = "onnx", opset: Opset = 21,
            operands: Weights = "auto", exact: Exact = False, steps: StepRule = None, calibrate: Calibrate = False,
-           bench: Bench = False, web: Web = False, out: Out = None, licence: Licence = "other", imports: Import = None,
-           json: Json = False, debug: Debug = False) -> None:
+           no_verify: NoVerify = False, bench: Bench = False, web: Web = False, out: Out = None,
+           licence: Licence = "other", imports: Import = None, json: Json = False, debug: Debug = False) -> None:
     """Write a trained run as low-bit artifacts, run them in their runtime and compare with the evaluation."""
     from anybit.export.bench import costs as measure
     from anybit.export.exporting import Exporter
@@ -55,7 +56,9 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
     devices = read_fleet(fleet) if fleet else None
     run = Run.load(path, trusted=imports or [])
     wanted = _wanted(run.evaluation["sites"], width, devices, runtime)
-    options = _options(opset, operands, exact, web, licence)
+    options = _options(opset, operands, exact, web, licence, not no_verify)
+    if no_verify and any(r != "c" for _, r in wanted):
+        raise ConfigError("--no-verify: for --runtime c alone; other artifacts are always run")
     subject = from_run(run, step_rule(steps), calibrate, any(w.activations != FLOAT for w, _ in wanted))
     if steps in (None, run.evaluation["own"]):
         check_recorded(subject, run, (w for w, _ in wanted))
@@ -94,23 +97,25 @@ def _wanted(sites: Any, width: list[str] | None, devices: Fleet | None, runtime:
     return [(w, chosen) for w in (parse_widths(width) if width else [Width.of(kinds, b) for b in defaults])]
 
 
-def _options(opset: int, operands: str, exact: bool, web: bool, licence: str) -> Options:
+def _options(opset: int, operands: str, exact: bool, web: bool, licence: str, verify: bool) -> Options:
     from anybit.export.exporting import Operands, Options
     from anybit.export.graph import check_opset
 
     chosen = choice("--operands", operands, get_args(Operands))
     if web and operands == "int8":
         raise ConfigError("--operands int8: browsers refuse int8 weights with zero point 0; leave it out with --web")
-    return Options(check_opset(opset), "uint8" if web else chosen, exact, licence)
+    return Options(check_opset(opset), "uint8" if web else chosen, exact, licence, verify)
 
 
 def _print(artifacts: dict[tuple[str, Runtime], Artifact], devices: Fleet | None, costs: dict[str, Cost],
            report: dict[str, Any]) -> None:
-    from anybit.export.report import artifact_rows, cost_rows, fleet_rows
+    from anybit.export.report import artifact_rows, cost_rows, fleet_rows, footprint_rows
     from anybit.federated.metrics import meaning_in
 
     metric = meaning_in(report)
     print_table(*artifact_rows(list(artifacts.values()), metric))
+    if any(a.footprint for a in artifacts.values()):
+        print_table(*footprint_rows(list(artifacts.values())))
     if devices is not None:
         print_table(*fleet_rows(devices, artifacts, metric))
         print_lines(f"expected over the fleet: {metric.text(report['fleet']['expected'])} {metric.head}")

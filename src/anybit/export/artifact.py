@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
 from anybit.export.bench import Latency
 from anybit.export.verify import Verdict
 
-Runtime = Literal["onnx", "executorch", "archive"]
+Runtime = Literal["onnx", "executorch", "archive", "c"]
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a C artifact takes on a device, in bytes, and its work."""
+
+    flash: int | None
+    """Code and constants, compiled for the exporting machine; none: not compiled."""
+    weights: int
+    """All constants: packed weights, scales, biases, norms."""
+    ram: int
+    """Static memory: the arena and one unpacked row."""
+    arena: int
+    macs: dict[str, int]
+    """{layer: multiply-accumulates per example}."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +35,7 @@ class Artifact:
     width: str
     runtime: Runtime
     bytes: int
+    """Of the file; of C, what it takes in flash."""
     fp32_bytes: int
     """Size of the float model in the same runtime."""
     weights: dict[str, int]
@@ -32,7 +49,15 @@ class Artifact:
     in_float: dict[str, str] = field(default_factory=dict)
     warning: str = ""
     latency: Latency | None = None
+    files: list[str] = field(default_factory=list)
+    """Further files that belong to it."""
+    footprint: Footprint | None = None
 
     @property
     def rejected(self) -> bool:
         return bool(self.verdict.problem)
+
+    @property
+    def verified(self) -> bool:
+        """False of a file that was written and not run."""
+        return not math.isnan(self.verdict.artifact)

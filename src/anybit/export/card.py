@@ -56,8 +56,8 @@ def _output(subject: Subject, result: Tensor) -> str:
 def _row(a: Artifact, metric: Meaning) -> str:
     stored = ", ".join(dict.fromkeys(a.storage.values())) or "float32"
     return (f"| `{a.file}` | {a.width} | {a.runtime} | {a.bytes:,} | {a.bytes / a.fp32_bytes:.2f} "
-            f"| {metric.text(a.verdict.artifact)} | {metric.text(a.verdict.evaluation)} "
-            f"| {a.verdict.agreement:.4f} | {stored} |")
+            f"| {metric.text(a.verdict.artifact) if a.verified else 'not run'} | {metric.text(a.verdict.evaluation)} "
+            f"| {f'{a.verdict.agreement:.4f}' if a.verified else '–'} | {stored} |")
 
 
 def _notes(subject: Subject, artifacts: Sequence[Artifact]) -> str:
@@ -66,6 +66,12 @@ def _notes(subject: Subject, artifacts: Sequence[Artifact]) -> str:
     lines += [f"- {a.width}: layer `{layer}` is computed in float: {why}."
               for a in artifacts for layer, why in a.in_float.items()]
     lines += [f"- {a.warning}." for a in artifacts if a.warning]
+    lines += [f"- `{a.file}` was **not verified**: it was written and never compiled or run." for a in artifacts
+              if not a.verified]
+    lines += [f"- `{a.file}`, with {', '.join(f'`{n}`' for n in a.files)}: {f.weights:,} bytes of constants, {f.ram:,} "
+              f"bytes of static RAM, {sum(f.macs.values()):,} multiply-accumulates per example"
+              f"{f'; {f.flash:,} bytes of flash as compiled here' if f.flash else ''}."
+              for a in artifacts if (f := a.footprint)]
     lines.append("- Few bits save size and memory traffic; the arithmetic of stock runtimes is 8-bit at best.")
     return "\n## Notes\n\n" + "\n".join(dict.fromkeys(lines)) + "\n"
 

@@ -14,6 +14,7 @@ import torch
 from anybit.export.archive import read_archive, write_archive
 from anybit.export.artifact import Artifact, Runtime
 from anybit.export.bench import latency
+from anybit.export.c.export import CExporter
 from anybit.export.executorch import export_executorch
 from anybit.export.graph import DEFAULT_OPSET
 from anybit.export.onnx_model import OnnxExporter
@@ -24,7 +25,7 @@ from anybit.files.writing import write_bytes, writing
 from anybit.quant.grid import FLOAT, Width, quantize
 
 Operands = Literal["auto", "uint8", "int8"]
-SUFFIX: dict[Runtime, str] = {"onnx": "onnx", "executorch": "pte", "archive": "safetensors"}
+SUFFIX: dict[Runtime, str] = {"onnx": "onnx", "executorch": "pte", "archive": "safetensors", "c": "c"}
 REJECTED = ".rejected"
 WHERE = "free some space, or choose another folder with --out"
 
@@ -42,6 +43,8 @@ class Options:
     """No 8-bit output quantizers on convolutions: ConvInteger instead of QLinearConv, slower."""
     licence: str = "other"
     """The license of the model, for its card."""
+    verify: bool = True
+    """Compile and run C artifacts on this machine; without it they are only written."""
 
     @property
     def signed(self) -> bool:
@@ -65,6 +68,10 @@ class Exporter:
         return OnnxExporter(self.subject, self.options.opset, self.options.signed, self.options.exact, metadata)
 
     @cached_property
+    def _c(self) -> CExporter:
+        return CExporter(self.subject, self.options.verify)
+
+    @cached_property
     def fp32(self) -> Path:
         """The float model in ONNX, against which sizes and latencies are measured."""
         path, content = self.folder / "fp32.onnx", self._onnx.model(Width(FLOAT, FLOAT)).proto.SerializeToString()
@@ -78,20 +85,24 @@ class Exporter:
         path = self.folder / f"model.{str(width).lower()}.{SUFFIX[runtime]}"
         with writing(path, WHERE):
             self.folder.mkdir(parents=True, exist_ok=True)
-            for old in (path, path.with_name(path.name + REJECTED)):
-                old.unlink(missing_ok=True)
+            for old in (path, path.with_suffix(".h")) if runtime == "c" else (path,):
+                for name in (old.name, old.name + REJECTED):
+                    old.with_name(name).unlink(missing_ok=True)
         if runtime == "onnx":
             artifact = self._export_onnx(path, width)
         elif runtime == "archive":
             artifact = self._export_archive(path, width)
+        elif runtime == "c":
+            artifact = self._c.export(path, width)
         else:
             with writing(path, WHERE):
                 artifact = export_executorch(self.subject, path, width)
         if not artifact.rejected:
             return artifact
         with writing(path, WHERE):  # it stays for inspection, under a name that nobody deploys by mistake
-            path.rename(self.folder / (artifact.file + REJECTED))
-        return replace(artifact, file=artifact.file + REJECTED)
+            for name in (artifact.file, *artifact.files):
+                (self.folder / name).rename(self.folder / (name + REJECTED))
+        return replace(artifact, file=artifact.file + REJECTED, files=[name + REJECTED for name in artifact.files])
 
     def _export_onnx(self, path: Path, width: Width) -> Artifact:
         model = self._onnx.model(width)

@@ -3,7 +3,7 @@
 [[device]]
 name = "phone"
 width = "W4A8"
-runtime = "onnx"       # onnx, executorch or archive
+runtime = "onnx"       # onnx, executorch, archive or c
 count = 1200
 """
 

@@ -62,7 +62,7 @@ def float_graph(model: nn.Module, example: Inputs, weights: Sequence[str], opset
         try:
             program = _attempt(positional(model, example, output), two_of(example), list(leaves(example)))
         except Exception as error:  # of any kind: the layer's name is what helps
-            raise ModelError(f"the model cannot be exported to ONNX{_culprit(model, example)}: {_reason(error)}") from error
+            raise ModelError(f"the model cannot be exported to ONNX{_culprit(model, example)}: {reason(error)}") from error
         parameters, initializers = dict(model.named_parameters(remove_duplicate=False)), program.graph.initializers
         for name in weights:
             # The exporter keeps one of the names of a tied parameter.
@@ -119,7 +119,8 @@ def _culprit(model: nn.Module, example: Inputs) -> str:
     return ""
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """Return the first line of an error's first cause."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]

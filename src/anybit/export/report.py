@@ -33,14 +33,14 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, 
         **meaning(subject.evaluator.metric).recorded(), "full_precision": full,
         "steps": subject.steps, "test_examples": len(subject.data.test),
         "options": {**asdict(exporter.options), "signed": exporter.options.signed},
-        "artifacts": [{**asdict(a), "verdict": _known(a.verdict._asdict()), "rejected": a.rejected} for a in exported],
+        "artifacts": [_recorded(a) for a in exported],
         "environment": {**environment(), "onnxruntime": version("onnxruntime"), "executorch": version("executorch")}}
     if fleet is not None:
         report["fleet"] = {"devices": [asdict(d) for d in fleet.device], "expected": expected(fleet, artifacts)}
     if costs:
         report["bench"] = {file: asdict(cost) for file, cost in costs.items()}
     card = model_card(subject, exported, exporter.options.licence).encode()
-    files = [exporter.folder / name for name in dict.fromkeys((*(a.file for a in exported), *costs))]
+    files = [exporter.folder / name for name in dict.fromkeys((*(n for a in exported for n in (a.file, *a.files)), *costs))]
     report["sha256"] = {**{path.name: hashlib.sha256(read_bytes(path)).hexdigest() for path in files},
                         "README.md": hashlib.sha256(card).hexdigest()}
     with writing(exporter.folder / "export.json", WHERE):
@@ -55,8 +55,14 @@ def refuse(artifacts: Sequence[Artifact]) -> None:
         raise Rejected("; ".join(problems))
 
 
+def _recorded(artifact: Artifact) -> dict[str, Any]:
+    """Return what export.json says of an artifact: what is known alone."""
+    content = {**asdict(artifact), "verdict": _known(artifact.verdict._asdict()), "rejected": artifact.rejected}
+    return {key: value for key, value in content.items() if key not in ("files", "footprint") or value}
+
+
 def _known(verdict: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in verdict.items() if value is not None}
+    return {key: value for key, value in verdict.items() if value is not None and str(value) != "nan"}
 
 
 def _ms(artifact: Artifact) -> str:
@@ -65,8 +71,9 @@ def _ms(artifact: Artifact) -> str:
 
 def artifact_rows(artifacts: Sequence[Artifact], metric: Meaning) -> Table:
     """Return a table with one row per artifact."""
-    rows = [[a.file, f"{a.bytes:,}", f"{a.fp32_bytes / a.bytes:.1f}×", metric.text(a.verdict.artifact),
-             metric.text(a.verdict.evaluation), f"{a.verdict.agreement:.4f}", _ms(a),
+    rows = [[a.file, f"{a.bytes:,}", f"{a.fp32_bytes / a.bytes:.1f}×",
+             metric.text(a.verdict.artifact) if a.verified else "not run",
+             metric.text(a.verdict.evaluation), f"{a.verdict.agreement:.4f}" if a.verified else "–", _ms(a),
              ", ".join(f"{n} {kind}" for kind, n in a.kernels.items()) or "float"]
             for a in artifacts]
     return ["artifact", "bytes", "smaller", metric.head, "evaluation", "agreement", "ms", "kernels"], rows
@@ -80,6 +87,13 @@ def fleet_rows(fleet: Fleet, artifacts: Artifacts, metric: Meaning) -> Table:
         rows.append([device.name, device.width, device.runtime, f"{device.count:,}", f"{a.bytes:,}",
                      metric.text(a.verdict.artifact), _ms(a), f"{a.verdict.agreement:.4f}"])
     return ["device", "width", "runtime", "count", "bytes", metric.head, "ms", "agreement"], rows
+
+
+def footprint_rows(artifacts: Sequence[Artifact]) -> Table:
+    """Return what C artifacts take on a device, one row each."""
+    rows = [[a.file, f"{f.flash:,}" if f.flash else "not compiled", f"{f.weights:,}", f"{f.ram:,}", f"{f.arena:,}",
+             f"{sum(f.macs.values()):,}"] for a in artifacts if (f := a.footprint)]
+    return ["artifact", "flash", "constants", "RAM", "arena", "multiply-accumulates"], rows
 
 
 def cost_rows(costs: Mapping[str, Cost]) -> Table:

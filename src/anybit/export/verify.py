@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -74,6 +75,12 @@ def verdict(subject: Subject, plain: nn.Module, reference: nn.Module, result: Te
                    "scale apart")
     agreed, control = (within(other, expected, allowed) for other in (result, exact))
     return Verdict(evaluated, wanted, measured, agreed, control, problem, error)
+
+
+def unverified(subject: Subject, plain: nn.Module) -> Verdict:
+    """Return what is known of an artifact that was not run: the evaluation alone."""
+    evaluated = metric(subject, outputs(plain, subject))
+    return Verdict(evaluated, evaluated, math.nan, math.nan, math.nan, "")
 
 
 def session(path: Path, threads: int = 1, optimized: Path | None = None) -> Any:

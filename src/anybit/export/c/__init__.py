@@ -1,0 +1,1 @@
+"""C artifacts: a network compiled into flash, C99, without malloc."""

@@ -1,0 +1,67 @@
+"""The export to C: written, compiled on this machine, run on the test set and compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor, fx
+
+from anybit.export.artifact import Artifact, Footprint
+from anybit.export.c.host import run
+from anybit.export.c.trace import build, traced
+from anybit.export.c.write import write
+from anybit.export.reference import reference
+from anybit.export.subject import Subject
+from anybit.export.verify import unverified, verdict
+from anybit.files.writing import write_bytes
+from anybit.inputs import leaves
+from anybit.quant.grid import Width
+
+
+@dataclass(frozen=True)
+class CExporter:
+    """A writer of C files of one subject; the network is traced once."""
+
+    subject: Subject
+    verify: bool = True
+
+    @cached_property
+    def _traced(self) -> tuple[fx.Graph, dict[str, Tensor]]:
+        return traced(self.subject)
+
+    @cached_property
+    def _examples(self) -> Tensor:
+        batches = self.subject.test_batches(self.subject.evaluator.batch_size)
+        return torch.cat([next(iter(leaves(x).values())) for x in batches])
+
+    def export(self, path: Path, width: Width) -> Artifact:
+        """Write PATH and its header; compile and run them unless `verify` is off."""
+        subject, program = self.subject, build(self.subject, *self._traced, width)
+        header, name = path.with_suffix(".h"), path.stem.replace(".", "_")
+        text = write(program, name, header.name)
+        for file, content in ((path, text.code), (header, text.header)):
+            write_bytes(file, content.encode("ascii"))
+        plain = reference(subject, width)
+        judged, size = unverified(subject, plain), None
+        if self.verify:
+            try:
+                result, size = run(path, name, self._examples, program.output.shape[1:])
+            except BaseException:
+                for file in (path, header):  # nobody ran them
+                    file.unlink(missing_ok=True)
+                raise
+            judged = verdict(subject, plain, plain, result)
+        layers = {layer.name: layer.macs for layer in program.layers}
+        footprint = Footprint(size.flash if size else None, text.weight_bytes, text.ram_bytes, text.arena_bytes, layers)
+        kernels = Counter("integer" for layer in program.layers if layer.integer)
+        counts = Counter[str]()
+        for weight in program.weights.values():
+            counts[str(weight.bits)] += weight.codes.size
+        stored = {str(w.bits): f"{w.bits}-bit rows" for w in program.weights.values()}
+        return Artifact(path.name, str(width), "c", footprint.flash or text.weight_bytes, subject.float_bytes, dict(counts),
+                        judged, stored, dict(kernels), [], program.in_float, subject.untrained(width), None,
+                        [header.name], footprint)

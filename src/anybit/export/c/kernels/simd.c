@@ -1,0 +1,7 @@
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+#include <arm_neon.h>
+#elif defined(__ARM_FEATURE_SIMD32)
+#include <arm_acle.h>
+#endif

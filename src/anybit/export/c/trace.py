@@ -1,0 +1,106 @@
+"""From a model to a program: torch traces the network on one example, and every operation becomes calls."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from anybit.errors import ModelError
+from anybit.export.c.moves import split
+from anybit.export.c.operations import OPERATIONS, unary
+from anybit.export.c.program import INPUT, Program, Value
+from anybit.export.extras import quiet
+from anybit.export.graph import reason
+from anybit.export.positional import INNER, positional
+from anybit.export.subject import Subject
+from anybit.inputs import described
+from anybit.quant.grid import Width
+
+SPLITS = ("split", "split_with_sizes", "chunk")
+
+
+def traced(subject: Subject) -> tuple[fx.Graph, dict[str, Tensor]]:
+    """Return the network's operations on one example, and {placeholder: the parameter or buffer that it stands for}."""
+    if not isinstance(subject.images, Tensor) or subject.images.dtype != torch.float32:
+        raise ModelError(f"the C export takes models of one float32 input, not {described(subject.images)}; use --runtime "
+                         "onnx")
+    model: nn.Module = positional(subject.model, subject.images, subject.output)
+    with quiet():
+        try:
+            # An empty table of decompositions: operations stay as torch names them, and none is in place.
+            program = torch.export.export(model, (subject.images[:1].clone(),)).run_decompositions({})
+        except Exception as error:  # of any kind: torch's tracer runs the user's code
+            raise ModelError(f"the model cannot be traced for C: {reason(error)}") from error
+    tensors = {**dict(model.named_buffers(remove_duplicate=False)), **dict(model.named_parameters(remove_duplicate=False)),
+               **program.constants}
+    known = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target is not None}
+    return program.graph, {name: tensors[target] for name, target in known.items()}
+
+
+def build(subject: Subject, graph: fx.Graph, tensors: Mapping[str, Tensor], width: Width) -> Program:
+    """Make the program of a traced network at a width."""
+    program, values = Program(subject, width, subject.quantized_weights(width)), dict[fx.Node, Any]()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            values[node] = tensors[node.name] if node.name in tensors else Value(INPUT, tuple(node.meta["val"].shape))
+        elif node.op == "call_function":
+            values[node] = _lowered(program, node, values)
+        elif node.op == "output":
+            result = values[node.args[0][0]]
+            if not isinstance(result, Value):
+                raise ModelError("the model's output does not depend on its input")
+            copied = result.constant or result.buffer == INPUT
+            program.output = unary(program, result, "copy") if copied else result
+    return program
+
+
+def _lowered(program: Program, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    given = fx.map_arg(_arguments(node), lambda n: values[n])
+    layer = _layer(node)
+    if node.target is operator.getitem:  # of a list of parts, or of the first of several results
+        parts, index = given["self"], int(str(node.args[1]))
+        return parts[index] if isinstance(parts, list) else parts
+    name = str(node.target).split(".")[1] if "." in str(node.target) else str(node.target)
+    lowering = OPERATIONS.get(name)
+    if lowering is None and name not in SPLITS:
+        place = f"layer '{layer}': " if layer else ""
+        raise ModelError(f"{place}the C export has no operation '{name}'; it has convolutions, linear layers, GroupNorm, "
+                         "BatchNorm, pools and common activations: use one of them, or --runtime onnx")
+    needed = {key: _operand(program, value, f"{layer}.{key}", key) for key, value in given.items()}
+    result = node.meta["val"]
+    shapes = [tuple(r.shape) for r in (result if isinstance(result, list | tuple) else [result])]
+    return lowering(program, needed, shapes[0], layer) if lowering else split(program, needed, shapes, layer)
+
+
+def _arguments(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of a call by name, with their defaults."""
+    if node.target is operator.getitem:
+        return {"self": node.args[0]}
+    expected = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {a.name: a.default_value for a in expected}
+    given.update({a.name: value for a, value in zip(expected, node.args, strict=False)})
+    return {**given, **node.kwargs}
+
+
+_PARAMETERS = ("weight", "bias", "running_mean", "running_var")
+
+
+def _operand(program: Program, value: Any, name: str, key: str) -> Any:
+    """Return a tensor of the model that is added or multiplied as an array in flash; those of layers stay as they are."""
+    if isinstance(value, list | tuple):
+        return [_operand(program, v, name, key) for v in value]
+    if not isinstance(value, Tensor) or key in _PARAMETERS:
+        return value
+    array = program.array(value.detach().to(torch.float32).contiguous().numpy(), name)
+    return Value(array, tuple(value.shape), constant=True)
+
+
+def _layer(node: fx.Node) -> str:
+    """Return the name of the module that an operation belongs to."""
+    stack = node.meta.get("nn_module_stack") or {}
+    name = next(reversed(stack.values()))[0] if stack else ""
+    return str(name).removeprefix(f"{INNER}.") if name != INNER else ""

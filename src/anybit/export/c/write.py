@@ -1,0 +1,109 @@
+"""A program as text: one .c and one .h."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from string import Template
+
+import numpy as np
+from torch import Tensor
+
+from anybit.environment import version
+from anybit.errors import printable
+from anybit.export.c.arena import FLOAT_BYTES, plan
+from anybit.export.c.program import Constant, Program, number, source
+
+_LIBM = ("sqrtf", "expf", "expm1f", "logf", "tanhf", "erff")
+_LINE = 118
+
+
+@dataclass(frozen=True)
+class Source:
+    """The two files of a network, and what they take on a device."""
+
+    code: str
+    header: str
+    weight_bytes: int
+    """Bytes of all arrays in flash: weights, scales, biases, norms."""
+    arena_bytes: int
+    ram_bytes: int
+    """The arena and one unpacked row."""
+
+
+def write(program: Program, name: str, header: str) -> Source:
+    """Write a program whose function is anybit_NAME_run, with its header under the given file name."""
+    arena = plan(program.steps, program.output)
+    arrays = [constant.values for constant in program.constants.values() if constant.values is not None]
+    arena_bytes = arena.size * FLOAT_BYTES
+    sizes = {"arena_bytes": arena_bytes, "ram_bytes": arena_bytes + program.row * (2 if program.wide else 1),
+             "weight_bytes": sum(values.nbytes for values in arrays)}
+    kernels = "\n".join(program.kernels.values())
+    libm = any(re.search(rf"\b{function}\(", kernels) for function in _LIBM)
+    about = _comment(f"{program.subject.title} at {program.width}, written by anybit "
+                     f"{version('anybit') or 'from its sources'}")
+    calls = (step.call.format(*map(arena.pointer, step.reads), y=arena.pointer(step.writes),
+                              q=f"arena + {arena.scratch.get(i, 0)}") for i, step in enumerate(program.steps))
+    code = source("model", about=about, header=header, name=name, types=source("types"), includes=_includes(kernels, libm),
+                  constants="\n".join(_defined(c) for c in program.constants.values()),
+                  memory=_memory(program, arena.size), kernels=kernels,
+                  calls="\n".join(f"    {line}" for call in calls for line in call.splitlines()))
+    sha256 = hashlib.sha256(b"".join(values.tobytes() for values in arrays)).hexdigest()
+    return Source(code, _header(program, name, {"about": about, "sha256": sha256, **sizes,
+                                                "libm": " and link with -lm" if libm else ""}), **sizes)
+
+
+def _includes(kernels: str, libm: bool) -> str:
+    needed = {"float": "FLT_MAX" in kernels, "math": libm, "stddef": True, "stdint": True, "string": "memcpy" in kernels}
+    return "".join(f"#include <{name}.h>\n" for name, wanted in needed.items() if wanted) + \
+        (source("simd") if "ROW_BITS" in kernels else "")
+
+
+def _memory(program: Program, floats: int) -> str:
+    bits = 16 if program.wide else 8
+    row = f"#define ROW_BITS {bits}\ntypedef int{bits}_t row_t;\nstatic row_t row[{program.row}];\n"
+    return (f"static float arena[{floats}];\n" if floats else "") + (row if program.row else "")
+
+
+def _header(program: Program, name: str, known: Mapping[str, object]) -> str:
+    data, images = program.subject.data.pipeline, program.subject.images
+    assert isinstance(images, Tensor)
+    constants = {"MEAN": data.mean, "STD": data.std} if data.mean and data.std else {}
+    fields = {
+        "name": name, "NAME": name.upper(), "width": str(program.width), "version": version("anybit") or "",
+        "INPUT": images[0].numel(), "input_shape": _numbers(images.shape[1:]), "OUTPUT": program.output.size,
+        "output_shape": _numbers(program.output.shape[1:] or (1,)),
+        "normalization": "; scaled to [0, 1], then (x - MEAN) / STD per channel" if constants else "",
+        "mean_std": "".join(f"#define ANYBIT_{name.upper()}_{key} {{{', '.join(map(number, values))}}}\n"
+                            for key, values in constants.items())}
+    text = files("anybit.export.c").joinpath("kernels", "model.h").read_text(encoding="utf-8")
+    return Template(text).substitute({**fields, **known})
+
+
+def _numbers(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _comment(text: str) -> str:
+    return printable(text).replace("*/", "* /").encode("ascii", "replace").decode()
+
+
+def _defined(constant: Constant) -> str:
+    if constant.values is None:
+        return f"static const {constant.type} {constant.name} = {constant.text};"
+    body = "\n".join(_lines(constant.values))
+    return f"static const {constant.type} {constant.name}[{constant.values.size}] = {{\n{body}\n}};"
+
+
+def _lines(values: np.ndarray) -> Iterator[str]:
+    line = ""
+    for value in values.reshape(-1).tolist():
+        text = f"{number(value) if values.dtype == np.float32 else value},"
+        if len(line) + len(text) >= _LINE:
+            yield line
+            line = ""
+        line += text
+    yield line
