@@ -71,7 +71,8 @@ package:
 	@$(PYTHON) tools/package.py
 
 site: $(SITE)
-	@$(BIN)/mkdocs --quiet build --strict
+	@$(BIN)/python -m tools.manual build/pages
+	@$(BIN)/zensical build --clean --strict
 	@echo "The documentation is in site/: $(BIN)/python -m http.server --directory site"
 
 $(DEMO): pyproject.toml constraints.txt
@@ -86,9 +87,9 @@ $(READY): $(DEMO)
 	@touch $@
 
 $(SITE): $(DEMO)
-	@echo "Adding MkDocs to .venv, SITE_SIZE"
+	@echo "Adding Zensical to .venv, SITE_SIZE"
 	@$(PIP) --editable '.[demo,docs]'
 	@touch $@
 
 clean:
-	rm -rf .venv runs/demo site dist
+	rm -rf .venv runs/demo site build dist

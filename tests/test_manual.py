@@ -1,0 +1,46 @@
+"""The documentation site: its references cover the code, and every link of a page leads somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import anybit
+from anybit.config import Config
+from tools.manual import __main__ as manual
+from tools.manual import reference, settings
+
+
+def test_every_setting_has_a_meaning_and_its_default() -> None:
+    listed = [*settings.settings(), *(s for name, options in settings.tables().items()
+                                      for s in settings.settings(options, f"{name}."))]
+    assert [s.name for s in listed if not s.meaning] == []
+    found = {s.name: s.default for s in listed}
+    assert found["client.lr"] == str(Config().client.lr)
+    assert found["server.lr"] == "none"
+    assert found["evaluation.bits"] == "[32, 8, 6, 4, 3, 2]"
+
+
+def test_every_name_and_verb_is_in_the_reference() -> None:
+    assert set(re.findall(r"^### (\w+)$", reference.names(), re.MULTILINE)) == set(anybit.__all__)
+    assert "## anybit fleet init\n" in reference.commands()
+    assert "| `Diverged` | 3 |" in reference.failures()
+
+
+def test_links_are_led_into_the_site_and_broken_ones_are_named() -> None:
+    text = "[a](../results/quickstart/accuracy.csv) [b](../SECURITY.md#x) [c](../reference/errors.md) [d](none.md) `[e](f.md)`"
+    moved, wanted, broken = manual.relinked("docs/how-to/choose.md", text.replace("../", "../../", 2), {"reference/errors.md"})
+    assert moved == ("[a](../files/results/quickstart/accuracy.csv) [b](../security.md#x) [c](../reference/errors.md) "
+                     "[d](none.md) `[e](f.md)`")
+    assert wanted == {"results/quickstart/accuracy.csv"}
+    assert broken == ["docs/how-to/choose.md links to none.md, which is not there"]
+
+
+def test_the_pages_are_laid_out_without_broken_links(tmp_path: Path) -> None:
+    assert manual.lay_out(tmp_path / "pages") == []
+    navigation = (manual.ROOT / "zensical.toml").read_text()
+    named = set(re.findall(r'"([\w/-]+\.md)"', navigation))
+    assert [page for page in sorted(named) if not (tmp_path / "pages" / page).exists()] == []
+    there = {page.relative_to(tmp_path / "pages").as_posix() for page in (tmp_path / "pages").rglob("*.md")
+             if "files" not in page.parts}
+    assert sorted(there - named) == [], "pages that no menu leads to"
