@@ -71,23 +71,23 @@ package:
 	@$(PYTHON) tools/package.py
 
 site: $(SITE)
-	@$(BIN)/python -m tools.manual build/pages
+	@$(BIN)/python tools/manual/pages.py build/pages
 	@$(BIN)/zensical build --clean --strict
 	@echo "The documentation is in site/: $(BIN)/python -m http.server --directory site"
 
 $(DEMO): pyproject.toml constraints.txt
-	@echo "Installing what the demo needs into .venv: torch, scikit-learn, matplotlib and a few small packages, DEMO_SIZE"
+	@echo "Installing what the demo needs into .venv: torch, scikit-learn, matplotlib (250 MB to download with torch for CPUs)"
 	@$(PYTHON) -m venv .venv
 	@$(PIP) --editable '.[demo]'
 	@touch $@
 
 $(READY): $(DEMO)
-	@echo "Adding the rest to .venv: ONNX Runtime, Flower, Hugging Face datasets, the test tools, REST_SIZE"
+	@echo "Adding the rest to .venv: ONNX Runtime, Flower, Hugging Face datasets, test tools (250 MB to download)"
 	@$(PIP) --editable '.[all,dev]'
 	@touch $@
 
 $(SITE): $(DEMO)
-	@echo "Adding Zensical to .venv, SITE_SIZE"
+	@echo "Adding Zensical to .venv (20 MB to download)"
 	@$(PIP) --editable '.[demo,docs]'
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""Measure what an installation downloads, takes on disk and takes in time: python tools/install_size.py demo all,dev --out FILE
+"""Measure what an installation downloads, and what it takes on disk and in time: python tools/install_size.py demo all,dev
 
 Each argument is a layer, extras of anybit that are installed over the layers before it, into a new environment under the
 pinned constraints and without pip's cache. The files are those that pip itself reports (`pip install --report`); the seconds
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 def size(url: str) -> int:
     """Return the bytes of a file on the disk or on a server, which is asked for the length alone."""
     if url.startswith("file:"):
-        path = Path(urllib.request.url2pathname(urllib.request.urlparse(url).path))
+        path = Path(urllib.request.url2pathname(urllib.parse.urlparse(url).path))
         return path.stat().st_size if path.is_file() else 0  # anybit itself is a folder
     request = urllib.request.Request(url, method="HEAD")
     with urllib.request.urlopen(request, context=ssl.create_default_context(), timeout=60) as answer:
@@ -49,8 +50,8 @@ def measure(layers: list[str], home: Path) -> list[dict[str, Any]]:
     found, before = [], on_disk(home / "venv")
     for extras in layers:
         report, start = home / "report.json", time.perf_counter()
-        subprocess.run([str(home / "venv/bin/pip"), "install", "-qq", "--no-cache-dir", "--report", str(report), "--constraint",
-                        "constraints.txt", "--editable", f".[{extras}]"], cwd=ROOT, check=True)
+        subprocess.run([str(home / "venv/bin/pip"), "install", "-qq", "--no-cache-dir", "--report", str(report),
+                        "--constraint", "constraints.txt", "--editable", f".[{extras}]"], cwd=ROOT, check=True)
         seconds, after = time.perf_counter() - start, on_disk(home / "venv")
         parts = files(json.loads(report.read_text()))
         largest = sorted(parts.items(), key=lambda part: -part[1])[:8]

@@ -32,7 +32,8 @@ def build(home: Path, dist: Path) -> Path:
     backend = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     python = environment(home / "build", *backend)
     shutil.rmtree(dist, ignore_errors=True)
-    subprocess.run([python, "-m", "hatchling", "build", "-t", "sdist", "-d", dist], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run([python, "-m", "hatchling", "build", "-t", "sdist", "-d", dist], cwd=ROOT, check=True,
+                   capture_output=True)
     (sdist,) = dist.glob("*.tar.gz")
     subprocess.run([python, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "-w", dist, sdist], check=True)
     (wheel,) = dist.glob("*.whl")
@@ -45,7 +46,8 @@ def use(wheel: Path, home: Path) -> None:
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def say(*arguments: str) -> str:
-        return subprocess.run([anybit, *arguments], cwd=home, env=clean, check=True, stdout=subprocess.PIPE, text=True).stdout
+        return subprocess.run([anybit, *arguments], cwd=home, env=clean, check=True, stdout=subprocess.PIPE,
+                              text=True).stdout
 
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     if say("--version").strip() != f"anybit {version}":

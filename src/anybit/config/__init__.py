@@ -184,7 +184,7 @@ class Config:
     ranges: RangeOptions = RangeOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
     engine: EngineName = "auto"
-    """Execution of a cohort: one client after another, all in one program, or one process per core; auto: the fastest here."""
+    """Execution of a cohort: one client after another, all in one program, or a process per core; auto: the fastest."""
     compute: ComputeOptions = ComputeOptions()
     device: str = "auto"
     """Device of the computation: cpu, cuda or cuda:1; auto: a GPU where there is one."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 import typer.main
+from settings_page import cell, code, meanings
 
 import anybit
 from anybit import errors
 from anybit.cli.main import app
-from tools.manual.settings import cell, code, meanings
 
 
 def signature(name: str, function: Any) -> list[str]:
@@ -27,9 +27,7 @@ def signature(name: str, function: Any) -> list[str]:
 
 def doc(thing: Any) -> str:
     """Return a docstring as Markdown; the list of arguments that ours hold, 'a: … · b: …', becomes one."""
-    text = inspect.getdoc(thing) or ""
-    text = text.partition("\n\n" + "field")[0]
-    paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
+    paragraphs = [" ".join(part.split()) for part in (inspect.getdoc(thing) or "").split("\n\n")]
     return "\n\n".join("- " + "\n- ".join(part.split(" · ")) if part.count(" · ") > 1 else part for part in paragraphs)
 
 
@@ -39,7 +37,7 @@ def members(of: type) -> Iterator[str]:
         says = meanings(of)
     except (OSError, TypeError):
         says = {}
-    listed = [(name, type_) for name, type_ in of.__dict__.get("__annotations__", {}).items() if not name.startswith("_")]
+    listed = [(name, type_) for name, type_ in inspect.get_annotations(of).items() if not name.startswith("_")]
     if listed:
         yield from ["| field | type | |", "|---|---|---|"]
         yield from (f"| {code(name)} | {code(str(type_))} | {cell(says.get(name, ''))} |" for name, type_ in listed)
@@ -52,8 +50,8 @@ def members(of: type) -> Iterator[str]:
 
 def names() -> str:
     """Return the page of the Python names."""
-    lines = ["# Python", "", "Everything that `import anybit` offers, made from the docstrings when this site is built. What is "
-             "not here is internal and may move.", ""]
+    lines = ["# Python", "", "Everything that `import anybit` offers, made from the docstrings when this site is built. "
+             "What is not here is internal and may move.", ""]
     for title, wanted in (("Functions", inspect.isfunction), ("Classes", inspect.isclass), ("Values", _value)):
         lines += [f"## {title}", ""]
         for name in anybit.__all__:
@@ -101,8 +99,8 @@ def _verbs(group: click.Group, prefix: str) -> Iterator[tuple[str, click.Command
 def failures() -> str:
     """Return the page of the errors."""
     kinds = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, errors.AnybitError)]
-    return "\n".join(["# Errors", "", "An error of anybit is one line that names what is wrong, where, and the fix. All derive "
-                      "from `anybit.AnybitError`; the command line ends with the exit code.", "",
-                      "| error | exit code | |", "|---|---|---|",
-                      *(f"| {code(kind.__name__)} | {kind.exit_code} | {cell(inspect.getdoc(kind) or '')} |" for kind in kinds),
-                      "", "Warnings are `anybit.AnybitWarning`: " + (inspect.getdoc(errors.AnybitWarning) or ""), ""])
+    rows = [f"| {code(kind.__name__)} | {kind.exit_code} | {cell(inspect.getdoc(kind) or '')} |" for kind in kinds]
+    return "\n".join(["# Errors", "", "An error of anybit is one line that names what is wrong, where, and the fix. All "
+                      "derive from `anybit.AnybitError`; the command line ends with the exit code.", "",
+                      "| error | exit code | |", "|---|---|---|", *rows, "",
+                      "Warnings are `anybit.AnybitWarning`: " + (inspect.getdoc(errors.AnybitWarning) or ""), ""])

@@ -1,4 +1,4 @@
-"""Lay out the pages of the documentation site in a folder, for the generator: python -m tools.manual FOLDER
+"""Lay out the pages of the documentation site in a folder, for the generator: python tools/manual/pages.py FOLDER
 
 The front page is the README, the references come from the code, and what a page links to in results/ or src/ is copied
 beside the pages, so that every link leads somewhere without the repository. A link that leads nowhere is an error.
@@ -12,7 +12,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from tools.manual import reference, settings
+import reference_pages
+import settings_page
 
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
@@ -24,8 +25,8 @@ OF_THE_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIB
 
 def generated() -> dict[str, str]:
     """Return {place: text} of the pages that are made from the code."""
-    return {"reference/settings.md": settings.page(), "reference/python.md": reference.names(),
-            "reference/command.md": reference.commands(), "reference/errors.md": reference.failures()}
+    return {"reference/settings.md": settings_page.page(), "reference/python.md": reference_pages.names(),
+            "reference/command.md": reference_pages.commands(), "reference/errors.md": reference_pages.failures()}
 
 
 def place_of(path: str) -> str:
@@ -34,7 +35,7 @@ def place_of(path: str) -> str:
 
 
 def relinked(page: str, text: str, made: set[str]) -> tuple[str, set[str], list[str]]:
-    """Return a page with its links as the site has them, the files outside docs/ that they mean, and those that lead nowhere."""
+    """Return a page with its links as the site has them, the files outside docs/ that it needs, and its broken links."""
     wanted, broken = set[str](), list[str]()
 
     def moved(match: re.Match[str]) -> str:

@@ -49,11 +49,12 @@ def settings(options: type = Config, prefix: str = "") -> Iterator[Setting]:
 def tables(options: type = Config) -> dict[str, type]:
     """Return the tables of a config, {"client": ClientOptions, …}."""
     defaults = {item.name: default_of(item) for item in fields(options)}
-    return {name: type(value) for name, value in defaults.items() if is_dataclass(value) and not isinstance(value, Component)}
+    return {name: type(value) for name, value in defaults.items()
+            if is_dataclass(value) and not isinstance(value, Component)}
 
 
 def default_of(item: Field[Any]) -> Any:
-    return item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
+    return item.default_factory() if item.default_factory is not MISSING else item.default
 
 
 def written(value: Any) -> str:
@@ -99,14 +100,15 @@ def named(title: str, setting: str, known: Mapping[str, Any]) -> list[str]:
 
 def page() -> str:
     """Return the page as Markdown."""
-    lines = ["# Settings", "", "Every setting of a run, made from the config types when this site is built. In a recipe they "
-             "are TOML keys and tables, on the command line `anybit run RECIPE client.lr=0.1`, in Python the arguments of "
-             "`anybit.fit` (`client=anybit.ClientOptions(lr=0.1)`). *none* as a default means that anybit chooses; what it "
-             "chose stands in the run's `config.json`.", "", "## The run", "", *table(settings())]
+    lines = ["# Settings", "", "Every setting of a run, made from the config types when this site is built. In a recipe "
+             "they are TOML keys and tables, on the command line `anybit run RECIPE client.lr=0.1`, in Python the arguments "
+             "of `anybit.fit` (`client=anybit.ClientOptions(lr=0.1)`). *none* as a default means that anybit chooses; what "
+             "it chose stands in the run's `config.json`.", "", "## The run", "", *table(settings())]
     for name, options in tables().items():
-        lines += [f"## {name}", "", (inspect.getdoc(options) or "").split("\n\n")[0], "", *table(settings(options, f"{name}."))]
-    lines += ["## Parts by name", "", "Their arguments stand beside the name: `variant.name=mqat variant.bits=[2,4,8]`. Each can "
-              "be a function of your own, `module:function`, allowed with `--import module`.", "",
+        about = (inspect.getdoc(options) or "").split("\n\n")[0]
+        lines += [f"## {name}", "", about, "", *table(settings(options, f"{name}."))]
+    lines += ["## Parts by name", "", "Their arguments stand beside the name: `variant.name=mqat variant.bits=[2,4,8]`. "
+              "Each can be a function of your own, `module:function`, allowed with `--import module`.", "",
               *parts("Variants", "variant.name", VARIANTS), *parts("Models", "model.name", MODELS),
               *parts("Data sets", "data.name", DATA), *parts("Splits", "split.name", SPLITS),
               *named("Losses", "loss", LOSSES), *named("Metrics", "metric", METRICS)]
