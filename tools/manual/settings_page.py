@@ -73,7 +73,7 @@ def cell(text: str) -> str:
 
 
 def code(text: str) -> str:
-    return f"`{text}`".replace("|", "\\|")
+    return f"`{text}`"  # the site's Markdown takes a bar within backticks as text
 
 
 def table(lines: Iterator[Setting]) -> list[str]:
