@@ -25,6 +25,8 @@ def test_every_setting_has_a_meaning_and_its_default() -> None:
 
 def test_every_name_and_verb_is_in_the_reference() -> None:
     assert set(re.findall(r"^### (\w+)$", reference_pages.names(), re.MULTILINE)) == set(anybit.__all__)
+    assert "anybit.apqn(bits: int = 4, sites: SiteKinds = 'W')" in reference_pages.names()
+    assert "    *,\n    rounds: int = 100,\n" in reference_pages.names()
     assert "## anybit fleet init\n" in reference_pages.commands()
     assert "| `Diverged` | 3 |" in reference_pages.failures()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from typing import Any
 
 import click
@@ -17,12 +18,25 @@ from anybit.cli.main import app
 
 def signature(name: str, function: Any) -> list[str]:
     """Write a call, one argument per line where it is long."""
-    parameters = inspect.signature(function).parameters.values()
-    given = [str(p).replace("'", "") for p in parameters if p.name not in ("self", "cls")]
+    given = list[str]()
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is p.KEYWORD_ONLY and "*" not in given:
+            given.append("*")
+        if p.name not in ("self", "cls"):
+            given.append(argument(p))
     line = f"{name}({', '.join(given)})"
     if len(line) > 100:
         line = f"{name}(\n    " + ",\n    ".join(given) + ")"
     return ["```text", line, "```", ""]
+
+
+def argument(p: inspect.Parameter) -> str:
+    """Write an argument as its function does: name: type = default."""
+    kind = "" if p.annotation is p.empty else f": {p.annotation}"
+    if p.default is p.empty:
+        return p.name + kind
+    default = f"{type(p.default).__name__}()" if is_dataclass(p.default) else getattr(p.default, "__name__", repr(p.default))
+    return f"{p.name}{kind} = {default}"
 
 
 def doc(thing: Any) -> str:
