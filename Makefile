@@ -11,7 +11,8 @@ SITE := .venv/.site
 PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(shell find src -name '*.py' -o -name '*.toml')
 
-.PHONY: demo test test-browser test-executorch test-fleet test-kernels net net-renew lint package site lock audit clean
+.PHONY: demo test test-browser test-executorch test-fleet test-kernels test-models net net-renew models-page lint package site \
+        lock audit clean
 
 demo: runs/demo/fedavg/evaluation.json runs/demo/mqat/evaluation.json
 	@$(BIN)/anybit report runs/demo/fedavg runs/demo/mqat --out runs/demo/report
@@ -23,7 +24,7 @@ runs/demo/%/evaluation.json: $(DEMO) $(SOURCES)
 	else $(BIN)/anybit run quickstart/$* --path runs/demo/$*; fi
 
 test: $(READY)
-	$(BIN)/pytest -n 2 -m "not browser and not executorch and not fleet and not kernels"
+	$(BIN)/pytest -n 2 -m "not browser and not executorch and not fleet and not kernels and not models"
 
 # Needs Chromium (Debian: apt-get install chromium).
 test-browser: $(READY)
@@ -44,6 +45,12 @@ test-kernels: $(READY)
 	@$(BIN)/pip install -qq --disable-pip-version-check triton==3.6.0
 	$(BIN)/pytest -m kernels
 
+# Models of timm, torchvision and transformers, and of every other kind: docs/models.md is what this proves.
+test-models: $(READY)
+	@echo "Installing timm, torchvision and transformers into .venv"
+	@$(PIP) --editable '.[models]'
+	$(BIN)/pytest -n 2 --dist loadgroup -m models tests/models
+
 # Tiny runs of everything at another commit and here, every file compared: make net BASE=HEAD~1
 net: $(READY)
 	$(BIN)/python tools/net/compare.py $(BASE)
@@ -52,6 +59,10 @@ net: $(READY)
 net-renew: $(READY)
 	$(BIN)/python -m tests.net.fingerprints
 	$(BIN)/python -m tests.net.public_names
+
+# After a change of tests/models/cases.py.
+models-page: $(READY)
+	$(BIN)/python tools/models_page.py
 
 lint: $(READY)
 	$(BIN)/ruff check src tests benchmarks tools

@@ -27,12 +27,12 @@ from anybit.export.packing import pack
 from anybit.federated.state import Trainable
 from anybit.files.reading import read_json
 from anybit.files.safetensors import save, to_bytes
-from anybit.files.schema import plain, read
 from anybit.quant.grid import Width
 from anybit.quant.ranges import StepTable
 from anybit.report import accuracy_table, read_runs
 from anybit.reproduction.compare import compare
 from anybit.reproduction.text import as_json
+from anybit.schema import plain, read
 from anybit.sweeps.plan import SweepFolder, groups, plan
 from anybit.sweeps.results import read_results, write_results
 from anybit.training.build import written_out

@@ -29,9 +29,9 @@ from anybit.config import Config
 from anybit.data.examples import Data, Examples
 from anybit.data.sources import digits
 from anybit.environment import environment
-from anybit.files.schema import plain, read
 from anybit.models import lenet5
 from anybit.report import accuracy_table, read_runs
+from anybit.schema import plain, read
 from anybit.training.build import Components
 from anybit.training.callbacks import EachRound
 from anybit.training.computation import open_computation

@@ -10,9 +10,13 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from torch import nn
 
 torch.set_num_threads(1)
+# Nothing is timed: machines differ, and are shared.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture

@@ -40,6 +40,13 @@ def test_evaluate_agrees_with_the_training(mlp: nn.Module, clients: list[Arrays]
     assert again["W3"] == pytest.approx(tuple(result.evaluation["grid"]["mse"]["W3"].values()))
 
 
+def test_evaluate_takes_a_model_that_is_frozen_as_a_whole() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 3)), np.random.default_rng(0).normal(size=(9, 4)).astype(np.float32)
+    test = x, np.arange(9) % 3
+    assert anybit.evaluate(model, test) == anybit.evaluate(model.requires_grad_(False), test)
+
+
 def test_evaluate_wants_calibration_for_activations(mlp: nn.Module, held_out: Arrays) -> None:
     with pytest.raises(DataError, match="calibration"):
         anybit.evaluate(mlp, held_out, ["A4"])

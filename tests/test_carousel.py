@@ -17,10 +17,10 @@ from anybit.config import Config, chosen, from_recipe
 from anybit.errors import ConfigError
 from anybit.federated.state import trained_table
 from anybit.federated.variants import StepRule
-from anybit.files.schema import read
 from anybit.quant.calibrate import activation_table, one_sided_layers
 from anybit.quant.ranges import ActivationRule
 from anybit.quant.sites import SiteOptions, prepare, quantizers
+from anybit.schema import read
 from anybit.training.build import build_task
 from anybit.training.loop import Simulation, begin, train
 from anybit.training.opening import open_run

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from anybit import recipes
 from anybit.config import Component, Config, from_recipe
 from anybit.errors import AnybitError, ConfigError
-from anybit.files.schema import plain, read, read_arguments
+from anybit.schema import plain, read, read_arguments
 from anybit.training.build import DATA, MODELS, SPLITS, VARIANTS, Components, build_task, settled
 
 

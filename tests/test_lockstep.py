@@ -17,7 +17,7 @@ from anybit.data.examples import Data, Examples
 from anybit.errors import Diverged, Interrupted
 from anybit.federated.server import ServerOptions
 from anybit.federated.variants import Variant, baseline, carousel, kure, mqat, qat
-from anybit.files.schema import plain
+from anybit.schema import plain
 from anybit.sweeps.lockstep import program_key, train_side_by_side
 from anybit.training.course import Training
 from anybit.training.run_folder import RunFolder

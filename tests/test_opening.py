@@ -16,7 +16,7 @@ import anybit
 from anybit.config import OBJECT, Component, ComputeOptions, Config
 from anybit.errors import RunError
 from anybit.federated.variants import mqat
-from anybit.files.schema import plain
+from anybit.schema import plain
 from anybit.training.course import Watch
 from anybit.training.machine import computing
 from anybit.training.opening import open_run

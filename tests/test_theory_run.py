@@ -14,9 +14,9 @@ import torch
 from anybit.config import ClientOptions, Component, Config
 from anybit.errors import ConfigError
 from anybit.federated.server import ServerOptions
-from anybit.files.schema import plain
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions
+from anybit.schema import plain
 from anybit.theory.estimates import Known
 from anybit.theory.run_bound import clipped_share, run_bound
 from anybit.training.build import build_task

@@ -12,7 +12,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src/anybit"
 PICTURE = Path(__file__).parents[1] / "docs/img/packages.svg"
 
-GROUND = frozenset({"errors", "randomness", "tensors", "inputs", "environment", "layers"})
+GROUND = frozenset({"errors", "randomness", "tensors", "inputs", "environment", "layers", "schema"})
 """Modules of the root that everything may use."""
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("files",), ("recipes", "quant", "data"), ("federated", "models"), ("config", "kernels", "engines"), ("training",),

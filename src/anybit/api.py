@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,13 +33,12 @@ from anybit.federated.metrics import LOSSES, Metric, PerExample, cross_entropy, 
 from anybit.federated.own import Course, Sampler
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptimizer, ServerOptions
-from anybit.federated.state import trainable_weights
 from anybit.federated.variants import StepRule, Variant, baseline, mqat
-from anybit.files.schema import plain, read
 from anybit.quant.at_width import at_width
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
-from anybit.quant.sites import SiteOptions
+from anybit.quant.sites import SiteOptions, all_parameters
+from anybit.schema import plain, read
 from anybit.tensors import picked
 from anybit.training.build import loss_and_metric
 from anybit.training.callbacks import EachRound
@@ -94,6 +93,8 @@ def fit(model: nn.Module, clients: Iterable[Any], test: Any, variant: Variant | 
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"pipeline is a {type(pipeline).__name__}: give an anybit.Pipeline, or change the inputs before")
     _check_followers(on_round, callbacks)
+    _check_options(sampling=sampling, client=client, server=server, sites=sites, ranges=ranges, evaluation=evaluation,
+                   compute=compute)
     examples, split = gathered(clients)
     data = Data(examples, as_examples(*pair_of(test, "test"), "test data"), pipeline)
     check_alike(data.test, data.train, "test data", "the clients")
@@ -134,6 +135,13 @@ def _check_followers(on_round: Any, callbacks: Any) -> None:
         if not isinstance(callback, Callback):
             raise ConfigError(f"callbacks holds a {type(callback).__name__}: derive it from anybit.Callback, or pass a "
                               "function as on_round")
+
+
+def _check_options(**given: Any) -> None:
+    wanted = {f.name: f.default for f in fields(Config)}
+    for name, options in given.items():
+        if not isinstance(options, kind := type(wanted[name])):
+            raise ConfigError(f"{name} is a {type(options).__name__}: give an anybit.{kind.__name__}")
 
 
 def _named(function: PerExample) -> str:
@@ -228,7 +236,7 @@ def evaluate(model: nn.Module, test: Any, widths: Sequence[str] = ("FP32", "W8",
         check_outputs(model, sites, one, output, examples if functions[0] is cross_entropy else None)
     evaluator = Evaluator(model, baseline(), sites, ranges, EvaluationOptions(), data, pipeline(seen), *functions,
                           output=output)
-    w = trainable_weights(model)
+    w = all_parameters(model, {})
     if table is None:
         table = evaluator.finder(w, StepTable({})).table(steps, "W" if calibration is None else "WA")
     return evaluator.score(w, table, wanted)

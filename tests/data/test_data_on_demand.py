@@ -15,7 +15,7 @@ import anybit
 from anybit.data.clients import gathered
 from anybit.data.examples import Data
 from anybit.data.on_demand import OnDemand
-from anybit.errors import ConfigError, DataError
+from anybit.errors import ConfigError, DataError, RunError
 from anybit.training.engine_choice import measure
 from anybit.training.task import Task
 
@@ -106,3 +106,25 @@ def test_the_stacked_engine_refuses_and_auto_leaves_it_out(mlp: nn.Module, clien
     examples, split = gathered(given)
     task = Task(mlp, anybit.mqat(), Data(examples, examples.rows(torch.arange(2))), split)
     assert "stacked" not in {m.candidate.engine for m in measure(anybit.Config(cohort=3), task)}
+
+
+def test_the_metric_on_each_client_is_that_of_clients_in_memory(mlp: nn.Module, clients: list[Arrays],
+                                                                held_out: Arrays) -> None:
+    loaders = [Loader(client) for client in clients]
+    one, other = (anybit.fit(mlp, form, held_out, **SETTINGS).per_client("W4") for form in (clients, loaders))
+    assert one.tolist() == other.tolist()
+
+
+def test_a_run_goes_on_with_the_same_clients_alone(mlp: nn.Module, clients: list[Arrays], held_out: Arrays,
+                                                   tmp_path: Path) -> None:
+    """Of whatever layout in memory: the first client's labels are every third of an array."""
+    strided = (np.repeat(clients[0][0], 3, 0)[::3], np.repeat(clients[0][1], 3)[::3])
+
+    def fit(given: list[Any], rounds: int) -> anybit.Fitted:
+        return anybit.fit(mlp, [Loader(client) for client in given], held_out, path=tmp_path / "run", resume=True,
+                          **{**SETTINGS, "rounds": rounds})
+
+    fit([strided, *clients[1:]], 1)
+    assert len(fit(clients, 2).metrics) == 2
+    with pytest.raises(RunError, match=r"another task: clients\.number was \d+, now 3"):
+        fit(clients[:3], 2)

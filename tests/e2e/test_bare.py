@@ -21,7 +21,7 @@ from anybit.config import Config
 from anybit.training.run_folder import RunFolder
 from anybit.training.computation import open_computation
 from anybit.training.loop import Simulation, begin, train
-from anybit.files.schema import read
+from anybit.schema import read
 sys.path.insert(0, str(pathlib.Path.cwd()))
 config = read(Config, json.loads(pathlib.Path("config.json").read_text()))
 task = anybit.training.build.build_task(config, ["own"])

@@ -199,7 +199,7 @@ def test_a_live_table_fits_the_terminal_and_shows_what_runs(home: Path, monkeypa
     console.print(reporter._table())
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert len(lines) == 11
-    assert any(line.split() == ["mqat-seed40", "3/9", "–", "W2", "81.3", "running"] for line in lines)
+    assert any(line.split() == ["mqat-seed40", "3/9", "–", "W2", "81.26", "running"] for line in lines)
 
 
 def test_what_a_run_of_a_sweep_says_is_printed_with_its_name(home: Path, monkeypatch: pytest.MonkeyPatch,

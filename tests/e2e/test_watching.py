@@ -50,6 +50,8 @@ def test_a_finished_run_gets_more_rounds(home: Path, capsys: pytest.CaptureFixtu
     values = json.loads(capsys.readouterr().out)["W4"]
     assert values == pytest.approx(anybit.Run.load("run", trusted=["tiny_models"]).per_client("W4").tolist())
     assert len(values) == 20
+    assert run(["eval", "run", "--per-client", "--width", "W4", "--import", "tiny_models"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["width", "clients", "mean", "accuracy", "10th", "percentile"]
 
 
 def test_a_recipe_goes_on_with_the_data_it_was_begun_with(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +103,7 @@ def test_progress_fits_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds, accuracies = out.getvalue().splitlines()
     assert rounds.startswith("round 4999/5000 ")
     assert rounds.rstrip().endswith("loss 12.345")
-    assert accuracies.rstrip() == "FP32 100.0 W8 100.0 W6 100.0 W4 100.0 W3 100.0 W2 100.0"
+    assert accuracies.rstrip() == "FP32 100.00 W8 100.00 W6 100.00 W4 100.00 W3 100.00 W2 100.00"
 
 
 def test_per_client_is_the_mean_over_a_clients_own_examples(home: Path) -> None:

@@ -15,7 +15,7 @@ from anybit.engines.stacked import Stacked
 from anybit.errors import EngineError
 from anybit.federated.state import Trainable
 from anybit.federated.variants import Variant, mqat, qat
-from anybit.files.schema import plain
+from anybit.schema import plain
 from anybit.sweeps.schedule import GroupRun, _side_by_side, train_group
 from anybit.training.course import Watch
 from anybit.training.evaluation import Evaluator

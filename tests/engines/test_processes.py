@@ -97,9 +97,13 @@ def test_a_failing_client_is_named_with_round_and_step() -> None:
 
 
 def test_an_error_of_anybit_stays_what_it_is(mlp: nn.Module, clients: list[Arrays], held_out: Arrays) -> None:
-    with pytest.raises(ConfigError, match="loss must return one value per example"):
-        anybit.fit(mlp, clients, held_out, loss=nn.functional.cross_entropy, rounds=1, cohort=2, engine="processes",
-                   metric=lambda o, t: torch.zeros(len(t)))
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        if outputs.requires_grad:
+            raise ConfigError("a worker's own words")
+        return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    with pytest.raises(ConfigError, match=r"^a worker's own words$"):
+        anybit.fit(mlp, clients, held_out, loss=loss, rounds=1, cohort=2, engine="processes")
 
 
 def test_a_killed_worker_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from anybit.config import Config
 from anybit.environment import environment
 from anybit.export.exporting import Exporter
 from anybit.export.subject import Subject, from_run
-from anybit.files.schema import plain, read
+from anybit.schema import plain, read
 from anybit.training.build import build_task
 from anybit.training.run import Run
 from anybit.training.run_folder import RunFolder

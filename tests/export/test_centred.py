@@ -32,6 +32,7 @@ from anybit.training.run import Run
 from tests.export.conftest import TRUSTED, train
 from tests.export.test_onnx import INTEGER, assert_as_reference, untrained
 
+LAYER = {"0.weight": ("0",)}
 PAIR = QuantizedWeight(np.array([[0, 1, 2, 3]], np.uint8), torch.tensor(0.5), -1.5, 2)
 """−¾, −¼, ¼, ¾."""
 
@@ -49,7 +50,7 @@ def exporter(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Expo
 
 
 def graph_of(layer: nn.Module, shape: tuple[int, ...]) -> Editor:
-    return Editor(float_graph(nn.Sequential(layer).eval(), torch.rand(2, *shape), ["0"], 21))
+    return Editor(float_graph(nn.Sequential(layer).eval(), torch.rand(2, *shape), ["0.weight"], 21))
 
 
 def run(editor: Editor, x: Tensor, folder: Path) -> Tensor:
@@ -127,7 +128,7 @@ def test_an_archive_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize("opset", [21, 25])
 def test_weight_only_by_hand(tmp_path: Path, opset: int) -> None:
     layer = nn.Linear(4, 1, bias=False)
-    editor = Editor(float_graph(nn.Sequential(layer), torch.rand(2, 4), ["0"], opset))
+    editor = Editor(float_graph(nn.Sequential(layer), torch.rand(2, 4), ["0.weight"], opset))
     weight_only(editor, {"0.weight": PAIR}, opset)
     # 1·(−¾) + 2·(−¼) + 3·¼ + 4·¾
     assert run(editor, torch.tensor([[1.0, 2, 3, 4]]), tmp_path).tolist() == [[2.5]]
@@ -138,9 +139,9 @@ def test_weight_only_by_hand(tmp_path: Path, opset: int) -> None:
 def test_an_integer_product_by_hand(tmp_path: Path, opset: int, signed: bool) -> None:
     layer = nn.Linear(4, 1)
     nn.init.constant_(layer.bias, 1.0)
-    editor = Editor(float_graph(nn.Sequential(layer).eval(), torch.rand(2, 4), ["0"], opset))
+    editor = Editor(float_graph(nn.Sequential(layer).eval(), torch.rand(2, 4), ["0.weight"], opset))
     inputs = {"0": on_grid(0.25, 8, "full")}
-    assert not quantize_all(editor, uses(editor.graph, ["0"]), {"0.weight": PAIR}, Activations(inputs, {}), opset, signed)
+    assert not quantize_all(editor, uses(editor.graph, LAYER), {"0.weight": PAIR}, Activations(inputs, {}), opset, signed)
     assert run(editor, torch.tensor([[1.0, 2, 3, 4.1]]), tmp_path).tolist() == [[3.5]], "4.1 → 4, and the bias"
     assert "BitShift" not in kernels(tmp_path / "m.onnx"), "codes are doubled once, at load"
 
@@ -149,7 +150,7 @@ def test_an_integer_product_by_hand(tmp_path: Path, opset: int, signed: bool) ->
 def test_a_centred_activation_by_hand(tmp_path: Path, signed: bool) -> None:
     editor = graph_of(nn.Linear(4, 1, bias=False), (4,))
     inputs = {"0": on_grid(1.0, 2, "centred")}
-    quantize_all(editor, uses(editor.graph, ["0"]), {"0.weight": PAIR}, Activations(inputs, {}), 21, signed)
+    quantize_all(editor, uses(editor.graph, LAYER), {"0.weight": PAIR}, Activations(inputs, {}), 21, signed)
     x = torch.tensor([[0.9, 1.2, -7, 0], [0.1, -0.1, 9, -0.6]])
     # levels ½, 1½, −1½, ½ (0 is halfway, and −½ rounds to 0) and ½, −½, 1½, −½
     assert run(editor, x, tmp_path).tolist() == [[-0.375 - 0.375 - 0.375 + 0.375], [-0.375 + 0.125 + 0.375 - 0.375]]
@@ -167,7 +168,7 @@ def test_a_padded_convolution(tmp_path: Path, signed: bool, fused: bool, activat
     grid, x = on_grid(0.5, 4, activations), torch.randint(-20, 20, (3, 1, 5, 5), generator=draw) * 0.25 + 0.0625
     out = {"0": on_grid(0.25, 8, "full")} if fused else {}
     editor = graph_of(layer, (1, 5, 5))
-    quantize_all(editor, uses(editor.graph, ["0"]), {"0.weight": weight}, Activations({"0": grid}, out), 21, signed)
+    quantize_all(editor, uses(editor.graph, LAYER), {"0.weight": weight}, Activations({"0": grid}, out), 21, signed)
     exact = torch.conv2d(quantize(x, grid), weight.step * (codes - 3.5), padding=1)
     found = run(editor, x, tmp_path)
     assert torch.equal(found, quantize(exact, out["0"]) if fused else exact)

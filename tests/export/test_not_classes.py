@@ -101,3 +101,17 @@ def test_the_error_is_relative_to_the_deviation() -> None:
     assert relative_error(constant, constant) == 0
     assert relative_error(torch.zeros(3), torch.zeros(3)) == 0
     assert relative_error(torch.ones(3), torch.zeros(3)) > 1e6
+
+
+def test_random_outputs_of_a_classifier_at_chance_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Class 3, which all examples have, is never chosen: not by the model, and not by chance."""
+    x, model = np.random.default_rng(0).normal(size=(90, 3)).astype(np.float32), nn.Sequential(nn.Linear(3, 4))
+    with torch.no_grad():
+        model[0].bias[3] = -100
+    chance = fitted(model, np.full(90, 3), x)
+    assert chance.scores["W8"].metric == 0
+    random = torch.cat([torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), torch.full((50, 1), -100.0)], 1)
+    assert chance.export(tmp_path / "good", ["W8"])[0].verdict.agreement == 1
+    monkeypatch.setattr(exporting, "onnx_outputs", lambda path, subject: random)
+    with pytest.raises(Rejected, match=r"it makes \d\d% of the fake-quant model's decisions, fewer than 90%"):
+        chance.export(tmp_path / "random", ["W8"])

@@ -19,9 +19,9 @@ from anybit.export.exporting import Exporter, Options
 from anybit.export.reference import Additions, outputs, reference
 from anybit.export.subject import Subject
 from anybit.export.verify import int8_is_exact, kernels, onnx_outputs, session
-from anybit.files.schema import read
 from anybit.quant.grid import Width
 from anybit.quant.sites import SiteOptions
+from anybit.schema import read
 from anybit.training.build import build_task
 from anybit.training.evaluation import Evaluator, calibration_images
 from anybit.training.run import Run

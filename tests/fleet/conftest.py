@@ -39,6 +39,24 @@ from torch import nn
 
 def tiny(hidden: int = 8) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+
+
+def frozen() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+    model[1].weight.requires_grad_(False)
+    return model
+
+
+class Pixels(nn.Module):
+    """A recurrent model of pixels as tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm, self.head = nn.Embedding(4, 4), nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 10)
+
+    def forward(self, x):
+        tokens = (x.flatten(1)[:, ::16] > 0).long()
+        return self.head(self.lstm(self.embedding(tokens))[0][:, -1])
 '''
 
 Fault = Callable[[Message, Message], list[Message]]

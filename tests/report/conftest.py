@@ -15,8 +15,8 @@ from anybit.config import Component, Config, EvaluationOptions, RangeOptions
 from anybit.data.examples import Data, Examples
 from anybit.errors import Interrupted
 from anybit.federated import variants
-from anybit.files.schema import plain
 from anybit.report import write_report
+from anybit.schema import plain
 from anybit.training.callbacks import EachRound
 from anybit.training.course import Progress, Watch
 from anybit.training.run_folder import RunFolder

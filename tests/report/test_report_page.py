@@ -12,9 +12,9 @@ import pytest
 
 from anybit.config import from_recipe
 from anybit.errors import MissingExtra, RunError
-from anybit.files.schema import plain
 from anybit.report import accuracy_table, read_runs, write_report
 from anybit.report.again import commands
+from anybit.schema import plain
 
 Copied = Callable[[str, str], Path]
 VOID = {"meta", "br", "link", "img", "hr"}

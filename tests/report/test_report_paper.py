@@ -12,7 +12,6 @@ import pytest
 from anybit.cli.main import run
 from anybit.config import from_recipe
 from anybit.errors import RunError
-from anybit.files.schema import plain
 from anybit.quant.grid import Width
 from anybit.report.style import styled
 from anybit.reproduction import text as paper_text
@@ -20,6 +19,7 @@ from anybit.reproduction.compare import Measured, compare
 from anybit.reproduction.facts import facts
 from anybit.reproduction.overfitting import courses
 from anybit.reproduction.plots import paper_plots
+from anybit.schema import plain
 from anybit.sweeps.results import Point, Result, write_results
 from anybit.training.build import Components, settled
 

@@ -14,6 +14,7 @@ import torch
 
 from anybit.errors import MissingExtra
 from anybit.quant.ranges import weight_steps
+from anybit.quant.sites import parameter_of
 from anybit.report import mixed, plots, weights, write_report
 from anybit.report.read import read_runs
 from anybit.report.style import inline, render, require_matplotlib, styled
@@ -144,7 +145,7 @@ def test_first_middle_and_last_layer(runs: list[RunRecord]) -> None:
     evaluated = {**last, "evaluation": {**last["evaluation"], "layers": {new: {} for new in named.values()}}}
     by_name = sorted(named, key=lambda old: named[old])
     steps = {named[old]: runs[1].steps[old] for old in by_name}
-    w = {weights.parameter(named[old]): runs[1].weights[weights.parameter(old)] for old in by_name}
+    w = {parameter_of(named[old]): runs[1].weights[parameter_of(old)] for old in by_name}
     renamed = changed(RunRecord(runs[1].path), metrics=[evaluated], _trained=(w, steps))
     assert weights.representative_layers(renamed) == list(named.values()), "in the model's order, not by name"
 

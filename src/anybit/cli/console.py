@@ -95,14 +95,14 @@ class _Speed(ProgressColumn):
 
 
 class _TwoLines(Bar):
-    """The progress of rounds, and below it the newest accuracies, for which a narrow line has no room."""
+    """The progress of rounds, and below it the newest scores, for which a narrow line has no room."""
 
-    accuracy = ""
+    scores = ""
 
     def get_renderables(self) -> Iterator[RenderableType]:
         yield from super().get_renderables()
-        if self.accuracy:
-            yield Text(self.accuracy, no_wrap=True, overflow="ellipsis")
+        if self.scores:
+            yield Text(self.scores, no_wrap=True, overflow="ellipsis")
 
 
 class Reporter:
@@ -113,13 +113,13 @@ class Reporter:
         self.live = sys.stderr.isatty()
         self.bar: _TwoLines | None = None
         self.started = self.last_line = time.monotonic()
-        self.accuracy = ""
+        self.scores = ""
 
     def on_round(self, progress: Progress) -> None:
         if self.quiet:
             return
         if progress.evaluation:
-            self.accuracy = " ".join(f"{width} {s['metric']:.1f}" for width, s in progress.evaluation["scores"].items())
+            self.scores = progress.score_line
         if self.live:
             self._live(progress)
         elif progress.evaluation or progress.round == progress.rounds or time.monotonic() - self.last_line > 10:
@@ -132,7 +132,7 @@ class Reporter:
                                  console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False)
             self.bar.start()
             self.bar.add_task("", total=progress.rounds, completed=progress.round - 1, loss=progress.loss)
-        self.bar.accuracy = self.accuracy
+        self.bar.scores = self.scores
         self.bar.update(self.bar.task_ids[0], completed=progress.round, loss=progress.loss)
 
     def _line(self, progress: Progress) -> None:
@@ -140,7 +140,7 @@ class Reporter:
         speed = (progress.round - self.first_round) / max(self.last_line - self.started, 1e-9)
         eta = (progress.rounds - progress.round) / speed
         say(f"round {progress.round}/{progress.rounds}  loss {progress.loss:.3f}  {speed:.2f} rounds/s  ETA {eta:.0f} s"
-            + (f"  {self.accuracy}" if progress.evaluation else ""))
+            + (f"  {self.scores}" if progress.evaluation else ""))
 
     def message(self, text: str) -> None:
         self.close()

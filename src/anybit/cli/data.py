@@ -99,7 +99,7 @@ def _source(name: str, columns: dict[str, str], fields: dict[str, Any]) -> tuple
     from anybit import recipes
     from anybit.config import from_recipe
     from anybit.data.known import KNOWN, Columns, source
-    from anybit.files.schema import read
+    from anybit.schema import read
 
     known_as = ""
     if name.endswith(".toml") or name in recipes.names():

@@ -47,8 +47,8 @@ def evaluate(path: RunPath,
             raise ConfigError("--per-client evaluates at the run's own step sizes: leave out --steps")
         found = {str(w): run.per_client(str(w)) for w in widths}
         print_result(json, {name: values.tolist() for name, values in found.items()},
-                     ["width", "clients", f"mean {metric}", "10th percentile"],
-                     [[name, str(len(values)), f"{values.mean():.2f}", f"{np.percentile(values, 10):.2f}"]
+                     ["width", "clients", f"mean {metric.head}", "10th percentile"],
+                     [[name, str(len(values)), metric.text(values.mean()), metric.text(np.percentile(values, 10))]
                       for name, values in found.items()])
         return
     scores = run.evaluate([str(w) for w in widths], rule)

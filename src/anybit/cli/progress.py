@@ -31,6 +31,7 @@ class _Line:
     state: State
     round: int = 0
     scores: dict[str, dict[str, float]] | None = None
+    score_line: str = ""
     reason: str = ""
     since: tuple[float, int] | None = None
     """(time, round) when its first round of this process ended."""
@@ -42,18 +43,18 @@ class _Line:
         return (self.round - self.since[1]) / max(time.monotonic() - self.since[0], 1e-9)
 
     def cells(self) -> list[str]:
-        accuracies = " ".join(f"{width} {s['metric']:.1f}" for width, s in (self.scores or {}).items())
         speed = f"{self.speed:.2f}" if self.state == "running" and self.speed else "–"
         state = f"{self.state}: {self.reason}" if self.state == "failed" else self.state
-        return [f"{self.round}/{self.rounds}", speed, accuracies or "–", state]
+        return [f"{self.round}/{self.rounds}", speed, self.score_line or "–", state]
 
 
 class SweepReporter:
     """The progress of a sweep."""
 
-    COLUMNS = ("run", "round", "rounds/s", "own accuracies", "state")
+    COLUMNS = ("run", "round", "rounds/s", "own scores", "state")
 
     def __init__(self, sweep: SweepFolder, quiet: bool) -> None:
+        from anybit.federated.metrics import meaning_in
         from anybit.training.run_folder import RunFolder
 
         self.lines: dict[str, _Line] = {}
@@ -61,7 +62,9 @@ class SweepReporter:
             folder = RunFolder(sweep.run_path(run))
             line = _Line(run.config.rounds, "waiting", max(map(folder.round_of, folder.checkpoints()), default=0))
             if sweep.finished(run):
-                line.state, line.round, line.scores = "done", line.rounds, own_scores(folder.evaluation())
+                evaluation = folder.evaluation()
+                line.state, line.round, line.scores = "done", line.rounds, own_scores(evaluation)
+                line.score_line = meaning_in(evaluation).line(line.scores)
             self.lines[run.name] = line
         self.quiet, self.last_line = quiet, 0.0
         self.live: Live | None = None
@@ -73,7 +76,8 @@ class SweepReporter:
         line = self.lines[name]
         line.state, line.round = "running", progress.round
         line.since = line.since or (time.monotonic(), progress.round)
-        line.scores = progress.evaluation["scores"] if progress.evaluation else line.scores
+        if progress.evaluation:
+            line.scores, line.score_line = progress.evaluation["scores"], progress.score_line
         if progress.evaluation or progress.round == progress.rounds or time.monotonic() - self.last_line > 10:
             self._say(name)
 
@@ -91,8 +95,8 @@ class SweepReporter:
         if self.live or self.quiet:
             return
         self.last_line = time.monotonic()
-        round, speed, accuracies, state = self.lines[name].cells()
-        say(f"{name}  round {round}  {speed} rounds/s  {accuracies}  {state}")
+        round, speed, scores, state = self.lines[name].cells()
+        say(f"{name}  round {round}  {speed} rounds/s  {scores}  {state}")
 
     def rows(self) -> list[list[str]]:
         return [[name, *line.cells()] for name, line in self.lines.items()]

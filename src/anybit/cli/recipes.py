@@ -33,7 +33,7 @@ def ls(prefix: Annotated[str, typer.Argument(help="Only recipes whose names star
 def show(recipe: Recipe, overrides: Overrides = None, imports: Import = None, debug: Debug = False) -> None:
     """Print the resolved config of a recipe as JSON, defaults included."""
     from anybit.config import from_recipe
-    from anybit.files.schema import plain
+    from anybit.schema import plain
     from anybit.training.build import settled
 
     config = settled(from_recipe(recipe, overrides or []), imports or [])

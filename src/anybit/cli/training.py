@@ -31,7 +31,7 @@ def run(recipe: Recipe, overrides: Overrides = None,
     """Train a recipe."""
     from anybit.config import from_recipe
     from anybit.engines.ranks import rank
-    from anybit.files.schema import plain
+    from anybit.schema import plain
     from anybit.training.build import build_task, settled
     from anybit.training.computation import open_computation
     from anybit.training.estimate import estimate

@@ -13,10 +13,10 @@ from anybit.federated.own import OBJECT as OBJECT
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
 from anybit.federated.variants import StepRule
-from anybit.files.schema import read
 from anybit.quant.grid import SiteKinds, check_bits
 from anybit.quant.ranges import SPREAD, ActivationRule, RangeRule
 from anybit.quant.sites import SiteOptions
+from anybit.schema import check_types, read
 
 EngineName = Literal["auto", "sequential", "stacked", "processes"]
 Precision = Literal["tf32", "fp32", "bf16"]
@@ -59,6 +59,7 @@ class RangeOptions:
     carousel."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         at_least(1, calibration_images=self.calibration_images)
         positive(spread=self.spread)
         if self.follow and self.learned:
@@ -85,6 +86,7 @@ class EvaluationOptions:
     """At the end also every pair of bits of weights and activations (W4A8, W2A8, W8A4, …), by the variant's step rule."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         at_least(1, every=self.every, batch_size=self.batch_size)
         for bits in self.bits:
             check_bits(bits)
@@ -111,6 +113,7 @@ class ComputeOptions:
     """Worker processes of the processes engine; none: one per core."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         at_least(1, **{"compute.chunk": self.chunk, "compute.workers": self.workers})
 
 
@@ -144,6 +147,7 @@ class FleetOptions:
     """Devices that measure activation ranges."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         names = ("deadline", "wait", "poll", "quarantine", "minimum", "tries", "max_examples", "calibration_devices",
                  "norm_bound")
         positive(**{name: getattr(self, name) for name in names})
@@ -195,6 +199,7 @@ class Config:
     fleet: FleetOptions = FleetOptions()
 
     def __post_init__(self) -> None:
+        check_types(self)
         at_least(1, rounds=self.rounds, cohort=self.cohort, checkpoint_every=self.checkpoint_every)
         at_least(0, seed=self.seed)
         if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:

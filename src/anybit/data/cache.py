@@ -25,8 +25,8 @@ import numpy as np
 
 from anybit.errors import AnybitError, DataError
 from anybit.files.reading import read_json
-from anybit.files.schema import plain, read
 from anybit.files.writing import home, write_json
+from anybit.schema import plain, read
 
 FORMAT = 1
 PARTS = ("train", "test")

@@ -47,6 +47,10 @@ class Examples:
         """Return the examples at these positions."""
         return Examples(*picked((self.x, self.y), index))
 
+    def part(self, start: int, end: int) -> Examples:
+        """Return the examples from a position to another, or to the end."""
+        return Examples(*picked((self.x, self.y), slice(start, end)))
+
     def when_loaded(self, check: Check, what: str) -> None:
         """Check the examples: now, as they are in memory; those of `OnDemand` part by part, whenever one is loaded."""
         check(self, what)

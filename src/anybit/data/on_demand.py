@@ -85,6 +85,9 @@ class OnDemand(Examples):
         rows = found[0] if len(found) == 1 else pytree.tree_map(lambda *parts: torch.cat(parts)[back], *found)
         return Examples(*moved(rows, self.y.device))
 
+    def part(self, start: int, end: int) -> Examples:
+        return self.rows(torch.arange(start, min(end, len(self))))
+
     def when_loaded(self, check: Check, what: str) -> None:
         self.shelf.check = check
         for client, examples in self.shelf.kept.items():

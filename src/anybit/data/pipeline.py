@@ -36,6 +36,8 @@ class Pipeline:
     constants: tuple[Tensor, Tensor] | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        if (self.mean is None) != (self.std is None):
+            raise DataError("data.mean and data.std: give both, or none")
         for name, value in (("crop", self.crop), ("padding", self.padding)):
             if value < 0:
                 raise DataError(f"data.{name} = {value}: must be 0 (none) or above")

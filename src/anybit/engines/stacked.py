@@ -7,10 +7,12 @@ clients cost little more than they have.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 from torch.utils import _pytree as pytree
 
@@ -57,8 +59,14 @@ class Stacked(Engine):
         if client_step.mapped not in self.mapped:
             self.mapped[client_step.mapped] = self.compile(torch.func.vmap(client_step.mapped))
         walk = _unsegmented if self.compiled or self.captured else _segmented
-        changes, losses = walk(update, self.mapped[client_step.mapped], client_step.begin(w), given, cohort)
+        with attention(cohort.index.device):
+            changes, losses = walk(update, self.mapped[client_step.mapped], client_step.begin(w), given, cohort)
         return client_step.end(changes), losses
+
+
+def attention(device: torch.device) -> AbstractContextManager[None]:
+    """Have attention computed in single operations on a CPU, whose fused one vmap takes client by client, with a warning."""
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cpu" else nullcontext()
 
 
 def _bound(mapped: Callable[..., Any], given: Any) -> Callable[..., Any]:

@@ -17,8 +17,8 @@ from anybit.errors import ConfigError
 from anybit.export.artifact import Artifact, Runtime
 from anybit.export.subject import check_width
 from anybit.files.reading import read_toml
-from anybit.files.schema import read
 from anybit.quant.grid import Width
+from anybit.schema import read
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,9 @@ ERROR = 0.05
 """Relative error of outputs, and of a metric that is not in percent. Artifact and reference round to the same grids, so
 only values that lie on a rounding boundary differ, by one step size. One step of an 8-bit grid over ±3 standard deviations,
 wrong at every output, is 6/255 = 0.024 of the deviation: twice that is allowed."""
+AGREEMENT = 0.9
+"""Share of a classifier's decisions that its artifact must share where the outputs themselves are far apart (MOST_ERROR):
+the metric alone is met by any outputs where the classifier is no better than chance."""
 MOST_ERROR = 0.5
 """Where few bits make single flips large, four times the effect of rounding alone is allowed, but never more than this:
 always giving the mean output has a relative error of 1."""
@@ -60,6 +63,8 @@ def verdict(subject: Subject, plain: nn.Module, reference: nn.Module, result: Te
         if not abs(measured - wanted) <= TOLERANCE:
             problem = f"its metric is {measured:.2f}, the fake-quant evaluation's {wanted:.2f}: more than {TOLERANCE} apart"
         agreed, control = (same_decisions(other, expected) for other in (result, exact))
+        if not problem and agreed < AGREEMENT and not relative_error(result, expected) <= MOST_ERROR:
+            problem = f"it makes {agreed:.0%} of the fake-quant model's decisions, fewer than {AGREEMENT:.0%}"
         return Verdict(evaluated, wanted, measured, agreed, control, problem)
     error, allowed = relative_error(result, expected), min(max(ERROR, 4 * relative_error(expected, exact)), MOST_ERROR)
     if not error <= allowed:

@@ -11,6 +11,7 @@ from torch import Tensor
 from anybit.errors import ConfigError, at_least, positive
 from anybit.federated.server import Schedule
 from anybit.federated.state import LogSteps, Trainable
+from anybit.schema import check_types
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class ClientOptions:
     ones count as 0."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         at_least(1, batch_size=self.batch_size, epochs=self.epochs, local_steps=self.local_steps)
         at_least(0, weight_decay=self.weight_decay, prox=self.prox)
         positive(lr=self.lr, step_lr=self.step_lr, eps=self.eps, clip=self.clip)

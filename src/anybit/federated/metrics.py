@@ -40,6 +40,10 @@ class Meaning(NamedTuple):
         """Write a value: percent with two digits, anything else with four that count."""
         return f"{value:.2f}" if self.unit == "%" else f"{value:.4g}"
 
+    def line(self, scores: Mapping[str, Mapping[str, float]]) -> str:
+        """Write the scores by width in a line: "FP32 98.33 W2 97.50"."""
+        return " ".join(f"{width} {self.text(score['metric'])}" for width, score in scores.items())
+
     def lost(self, before: float, after: float) -> float:
         """Return by how much `after` is worse than `before`; 0 where nobody said what worse means."""
         return {"higher": before - after, "lower": after - before, None: 0.0}[self.better]

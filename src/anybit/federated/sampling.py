@@ -13,6 +13,7 @@ from anybit.federated.cohort import sample_clients
 from anybit.federated.own import check_name, not_at_hand
 from anybit.quant.grid import Width
 from anybit.randomness import generator
+from anybit.schema import check_types
 
 POLICIES = ("uniform", "stratified", "weighted")
 
@@ -28,6 +29,7 @@ class SamplingOptions:
     """{width: weight} of the weighted policy, e.g. {W2 = 3}; other widths have weight 1."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_name("policy", self.policy, POLICIES)
         for width, weight in self.weights.items():
             Width.parse(width)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from anybit.errors import ConfigError, positive
 from anybit.federated.own import Course, check_name, factor, not_at_hand
+from anybit.schema import check_types
 from anybit.tensors import Tensors
 
 Schedule = Literal["constant", "linear", "cosine"]
@@ -53,6 +54,7 @@ class ServerOptions:
     does not go down and there is one."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_name("optimizer", self.optimizer, OPTIMIZERS)
         check_name("schedule", self.schedule, get_args(Schedule))
         positive(lr=self.lr, eps=self.eps)

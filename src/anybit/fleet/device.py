@@ -19,16 +19,16 @@ from anybit.federated.algorithm import client_update
 from anybit.federated.cohort import build_cohort
 from anybit.federated.state import Trainable, trainable_weights, trained_table
 from anybit.federated.variants import Variant, mqat
-from anybit.files.schema import read
 from anybit.fleet.flower import ConfigRecord, RecordDict
 from anybit.fleet.node import Node, check_width, is_bits
-from anybit.fleet.traffic import low_bit_layout, restored_weights, round_delta
+from anybit.fleet.traffic import low_bit_layout, on_their_grid, restored_weights, round_delta
 from anybit.fleet.wire import Layout, layout, read_tensors, to_record
 from anybit.quant.calibrate import activation_errors, activation_seen
 from anybit.quant.grid import BITS, FLOAT, SiteKinds, Width
 from anybit.quant.ranges import CANDIDATES, StepTable
-from anybit.quant.sites import SiteOptions, prepare, quantizers
+from anybit.quant.sites import SiteOptions, all_parameters, prepare, quantizers
 from anybit.randomness import key
+from anybit.schema import read
 from anybit.tensors import Tensors, moved, picked
 from anybit.training.build import Components
 from anybit.training.computation import Computation, open_computation
@@ -109,11 +109,14 @@ class Device:
         return self._answer({}, errors=to_record({site: e.double().clamp_min(0) for site, e in errors.items()}))
 
     def evaluate(self) -> RecordDict:
-        """Restore the model from codes at this device's width, and score it."""
+        """Restore the model from codes at this device's width, frozen weights from its own, and score it."""
         width, table = Width.parse(self.order["width"]), self._table()
         prepared, like = prepare(self.task.model, options=self.config.sites), layout(trainable_weights(self.task.model))
         arrays = read_tensors(self.content, "weights", low_bit_layout(prepared, like, table, width))
-        w = moved(restored_weights(prepared, arrays, like, table.to(torch.device("cpu")), width), self.device)
+        on_cpu = table.to(torch.device("cpu"))
+        frozen = {name: p for name, p in all_parameters(self.task.model, {}).items() if name not in like}
+        w = moved({**restored_weights(prepared, arrays, like, on_cpu, width),
+                   **on_their_grid(prepared, frozen, on_cpu, width)}, self.device)
         on_grid = Width(FLOAT, width.activations)
         return self._answer({"score": self.evaluator.score(w, table, [on_grid])[str(on_grid)].metric})
 

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 from anybit.config import Config
 from anybit.errors import RunError
-from anybit.files.schema import plain
 from anybit.fleet.exchange import Exchange, Question, Reply
 from anybit.fleet.flower import ArrayRecord, ConfigRecord, Grid, RecordDict
 from anybit.fleet.quarantine import Quarantine
@@ -16,6 +15,7 @@ from anybit.fleet.roster import Member, Roster
 from anybit.fleet.text import brief, harmless
 from anybit.fleet.wire import Refused
 from anybit.quant.grid import SiteKinds, Width
+from anybit.schema import plain
 from anybit.training.run_folder import RunFolder
 
 T = TypeVar("T")

@@ -64,6 +64,5 @@ def _say(text: str) -> None:
 
 
 def _say_round(progress: Progress) -> None:
-    scores = progress.evaluation["scores"] if progress.evaluation else {}
     _say(f"round {progress.round}/{progress.rounds}  loss {progress.loss:.3f}  {progress.seconds:.1f} s"
-         + "".join(f"  {width} {score['metric']:.1f}" for width, score in scores.items()))
+         + (f"  {progress.score_line}" if progress.evaluation else ""))

@@ -82,6 +82,11 @@ def restored_weights(prepared: nn.Module, arrays: Tensors, like: Mapping[str, La
     return out
 
 
+def on_their_grid(prepared: nn.Module, w: Tensors, table: StepTable, width: Width) -> dict[str, Tensor]:
+    """Return these weights at a width as a device computes with them: those that need not travel, because it has them."""
+    return restored_weights(prepared, low_bit_weights(prepared, w, table, width), layout(w), table, width)
+
+
 def _quantized(prepared: nn.Module, table: StepTable, width: Width,
                among: Collection[str]) -> Iterator[tuple[str, Quantizer, Tensor]]:
     """Yield (parameter, site, step sizes) of every weight among these that `width` quantizes."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from anybit.errors import ModelError, did_you_mean
 from anybit.quant.kinds import LayerKind, kind_of
 
+_WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
+"""Classes that stand around a model, and where they hold it: their own code takes no other parameters."""
 _UNKEYED = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 
 
@@ -19,6 +21,14 @@ def refuse(problems: Sequence[str]) -> None:
         raise ModelError(f"the model cannot be trained as it is: {numbered}")
     if problems:
         raise ModelError(problems[0])
+
+
+def check_is_model(model: object) -> None:
+    """Raise unless it is a module."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"model must be a torch.nn.Module, and is a {type(model).__name__}")
+    if inside := _WRAPPERS.get(type(model).__name__):
+        raise ModelError(f"the model is wrapped in a {type(model).__name__}: give what is inside, model.{inside}")
 
 
 def check_initialized(model: nn.Module) -> None:
@@ -62,9 +72,14 @@ def checked_layers(model: nn.Module, full_precision: Sequence[str]) -> dict[str,
         problems.append("the model has no conv or linear layer to quantize")
     problems += [f"parameter '{name}' {tuple(p.shape)} belongs to no layer that is quantized and would stay in full "
                  "precision: name it in full_precision if this is intended"
-                 for name, p in parameters.items() if p.dim() > 1 and id(p) not in owned]
+                 for name, p in parameters.items() if is_matrix(p) and id(p) not in owned]
     refuse(problems)
     return layers
+
+
+def is_matrix(parameter: Tensor) -> bool:
+    """Tell a matrix from a vector, which may have further dimensions of size 1: (96, 1, 1) scales channels."""
+    return sum(size > 1 for size in parameter.shape) > 1
 
 
 def _of_any_module(name: str, module: nn.Module) -> Iterator[str]:

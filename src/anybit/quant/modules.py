@@ -107,16 +107,17 @@ class KeyedDropout(nn.Module):
     count: Tensor
     uniform: Draws = staticmethod(uniform)
 
-    def __init__(self, p: float, number: int, channels: bool = False) -> None:
+    def __init__(self, p: float, number: int, dims: int | None = None) -> None:
+        """Make a dropout; dims: the first so many dimensions have draws of their own, none: all."""
         super().__init__()
-        self.p, self.number, self.channels = p, number, channels
+        self.p, self.number, self.dims = p, number, dims
         for name in ("key", "count"):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.channels else x.shape
+        shape = x.shape if self.dims is None else (*x.shape[:self.dims], *[1] * (x.dim() - self.dims))
         keep = self.uniform(self.key, self.count, self.number, shape) >= self.p
         return x * keep / (1 - self.p)
 

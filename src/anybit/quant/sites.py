@@ -17,10 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from anybit.inputs import Inputs, arguments
-from anybit.quant.checks import checked_layers, refuse
+from anybit.quant.checks import check_is_model, checked_layers, refuse
 from anybit.quant.grid import GridName, Transform, limits, select
 from anybit.quant.kinds import kind_of
 from anybit.quant.modules import LAYERS, KeyedDropout, Kind, Quantizer, put_in_place
+from anybit.schema import check_types
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class SiteOptions:
     full_precision: tuple[str, ...] = ()
     """Names of modules, with everything in them, and of parameters that stay in full precision."""
 
+    def __post_init__(self) -> None:
+        check_types(self)
+
     def grid_of_input(self, layer: str) -> GridName:
         """Return the grid of a layer's input."""
         if self.activation_grid == "auto":
@@ -55,6 +59,7 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 def prepare(model: nn.Module, weights: Transform | None = None, activations: Transform | None = None,
             options: SiteOptions = SiteOptions(), last_dropout: float = 0.0) -> nn.Module:
     """Copy `model`, names included, with layers that transform weights and inputs; last_dropout: before the last layer."""
+    check_is_model(model)
     model = copy.deepcopy(model)
     layers = checked_layers(model, options.full_precision)
     plain, at_end = [name for name, (kind, _) in layers.items() if kind.of in LAYERS], (next(iter(layers)), [*layers][-1])
@@ -82,7 +87,7 @@ def prepare(model: nn.Module, weights: Transform | None = None, activations: Tra
     if last_dropout and plain:
         model.get_submodule(plain[-1]).input_dropout = KeyedDropout(last_dropout, 2 * number)
     numbers = itertools.count(2 * number + 1)
-    put_in_place(model, lambda module: _keyed(module, numbers) if isinstance(module, _DROPOUTS) else None)
+    put_in_place(model, lambda module: _keyed(module, numbers))
     return model.to(next(model.parameters()).device)
 
 
@@ -100,8 +105,19 @@ def _rebuilt_in_float(module: nn.Module) -> nn.Module | None:
     return _with_sites(kind.make(module), {name: nn.Identity() for name in (*kind.weights(module), *kind.inputs(module))})
 
 
-def _keyed(dropout: Any, numbers: Iterator[int]) -> nn.Module:
-    return KeyedDropout(dropout.p, next(numbers), channels=type(dropout) is not nn.Dropout).train(dropout.training)
+def _keyed(module: Any, numbers: Iterator[int]) -> nn.Module | None:
+    """Return the keyed dropout in place of torch's, and of stochastic depth as libraries call it; none: it is neither."""
+    name = type(module).__name__
+    if isinstance(module, _DROPOUTS):
+        p, dims = module.p, None if type(module) is nn.Dropout else 2
+    elif name == "StochasticDepth" and getattr(module, "mode", None) == "row":
+        p, dims = module.p, 1
+    elif name.endswith("DropPath") and isinstance(getattr(module, "drop_prob", None), float) and getattr(
+            module, "scale_by_keep", True):
+        p, dims = module.drop_prob, 1
+    else:
+        return None
+    return KeyedDropout(p, next(numbers), dims).train(module.training)
 
 
 def quantizers(model: nn.Module, kind: Kind | None = None) -> dict[str, Quantizer]:
@@ -113,6 +129,11 @@ def weight_sites(model: nn.Module, among: Collection[str] | None = None) -> dict
     """Return {weight site: name of the parameter that it quantizes}; among: of these parameters only."""
     sites = {name: parameter_of(name) for name in quantizers(model, "weights")}
     return {site: name for site, name in sites.items() if among is None or name in among}
+
+
+def kind_of_site(site: str) -> Kind:
+    """Return the kind of a site by its name, where there is no model to ask: torch calls all matrices weights."""
+    return "weights" if "weight" in site.rpartition(".")[2] else "activations"
 
 
 def parameter_of(site: str) -> str:
@@ -193,6 +214,7 @@ def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
 
     γ, β and ε stay. A BatchNorm with an activation of its own (`act`, and `drop` before it) keeps them behind the GroupNorm.
     """
+    check_is_model(model)
     model = copy.deepcopy(model)
     instead, problems = dict[nn.Module, nn.Module](), list[str]()
     for name, child in model.named_modules():

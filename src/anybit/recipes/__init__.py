@@ -7,6 +7,7 @@ the arguments of one variant mean nothing to another.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
@@ -39,9 +40,16 @@ def find(name: str) -> Path:
         return HOME / f"{name}.toml"
     if inside := _inside(name):
         raise ConfigError(f"'{name}' is a folder of recipes; choose one of: {', '.join(inside)}")
-    hints = (did_you_mean(name, known) for known in (names(), [n.rpartition("/")[2] for n in names()]))
-    hint = next((hint for hint in hints if hint.startswith("did")), "no recipe has a similar name")
-    raise ConfigError(f"unknown recipe '{name}': {hint} ('anybit ls' lists all)")
+    raise ConfigError(f"unknown recipe '{name}': {_nearest(name)} ('anybit ls' lists all)")
+
+
+def _nearest(name: str) -> str:
+    """Return a hint with the recipe of the nearest name, or those whose last part is near."""
+    if (hint := did_you_mean(name, names())).startswith("did"):
+        return hint
+    near = difflib.get_close_matches(name, {known.rpartition("/")[2] for known in names()}, n=1, cutoff=0.6)
+    whole = [f"'{known}'" for known in sorted(names(), key=len) if near and known.rpartition("/")[2] == near[0]][:3]
+    return f"did you mean {' or '.join(whole)}?" if whole else "no recipe has a similar name"
 
 
 def _inside(folder: str) -> list[str]:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anybit.quant.grid import FLOAT, Width
+from anybit.quant.modules import Kind
 from anybit.quant.penalty import UNIFORM_KURTOSIS
+from anybit.quant.sites import input_of, kind_of_site, parameter_of
 from anybit.report.style import FULL, HALF, QUIET, Plot, colour, figure, legend, marker
 from anybit.report.tables import Score, shared_metric, sorted_widths
 from anybit.training.reading import RunRecord
@@ -128,17 +130,22 @@ def _label_rounds(axes: Axes, ylabel: str) -> None:
 
 def layer_plots(runs: Sequence[RunRecord]) -> list[Plot]:
     """Draw saturation and kurtosis of every layer at the lowest width, of weights and of activations."""
-    kinds = enumerate((("weight_quantizer", "weights"), ("input_quantizer", "activations")))
-    lines = {kind: [_health(run, index, suffix) for run in runs] for index, (suffix, kind) in kinds}
+    kinds: tuple[Kind, Kind] = ("weights", "activations")
+    lines = {kind: [_health(run, index, kind) for run in runs] for index, kind in enumerate(kinds)}
     return [_layers(runs, health, kind) for kind, health in lines.items() if any(health)]
 
 
-def _health(run: RunRecord, index: int, suffix: str) -> dict[str, dict[str, float]]:
+def _health(run: RunRecord, index: int, kind: Kind) -> dict[str, dict[str, float]]:
     """Return {layer: {saturation, kurtosis}} of one kind of sites; empty if the newest evaluation did not quantize it."""
     last = run.last
     if not last or Width.parse(last["layers_at"])[index] == FLOAT:
         return {}
-    return {name.removesuffix(suffix).rstrip("."): value for name, value in last["layers"].items() if name.endswith(suffix)}
+    return {_tensor(site, kind): value for site, value in last["layers"].items() if kind_of_site(site) == kind}
+
+
+def _tensor(site: str, kind: Kind) -> str:
+    """Name what is at a site: the layer, or one of its tensors where it has several ('lstm.weight_hh_l0')."""
+    return input_of(site) if kind == "activations" else parameter_of(site).removesuffix(".weight")
 
 
 def _layers(runs: Sequence[RunRecord], lines: Sequence[dict[str, dict[str, float]]], kind: str) -> Plot:

@@ -12,6 +12,7 @@ from torch import Tensor
 from anybit.errors import RunError
 from anybit.quant.grid import BITS, GridName, limits, rescaled
 from anybit.quant.ranges import all_bits, weight_steps
+from anybit.quant.sites import kind_of_site, parameter_of
 from anybit.report.style import FULL, INK, QUIET, Plot, colour, figure
 from anybit.training.reading import RunRecord
 
@@ -30,13 +31,8 @@ def weight_plots(runs: Sequence[RunRecord]) -> list[Plot]:
 def weight_sites_of(run: RunRecord) -> list[str]:
     """List the sites of trained weights in the model's order, which only evaluations know."""
     order = {site: place for place, site in enumerate((run.last or {}).get("layers", {}))}
-    sites = [site for site in run.steps if site.endswith("weight_quantizer") and parameter(site) in run.weights]
+    sites = [site for site in run.steps if kind_of_site(site) == "weights" and parameter_of(site) in run.weights]
     return sorted(sites, key=lambda site: order.get(site, len(order)))
-
-
-def parameter(site: str) -> str:
-    """Return the name of the parameter of a weight site."""
-    return site.removesuffix("_quantizer")
 
 
 def representative_layers(run: RunRecord) -> list[str]:
@@ -57,7 +53,7 @@ def grid_points(run: RunRecord, site: str) -> dict[int, np.ndarray]:
     """Return {bits: the possible values of a weight}; with step sizes per channel, in the channel of median step size."""
     options, sites = run.config.get("sites", {}), weight_sites_of(run)
     grid: GridName = options.get("weight_grid") or "full"
-    edge = options.get("first_last_bits") if site in (sites[0], sites[-1]) else None
+    edge = options.get("first_last_bits") if _layer(site) in (_layer(sites[0]), _layer(sites[-1])) else None
     step_sizes = _step_sizes(run, site, drawn_rule(run), grid, bool(options.get("per_channel")))
     points = {}
     for bits in run.bits:
@@ -67,10 +63,14 @@ def grid_points(run: RunRecord, site: str) -> dict[int, np.ndarray]:
     return points
 
 
+def _layer(site: str) -> str:
+    return site.rpartition(".")[0]
+
+
 def _step_sizes(run: RunRecord, site: str, rule: Any, grid: GridName, per_channel: bool) -> Tensor:
     """Return the step sizes of a weight at all BITS: (7, channels)."""
     if rule not in ("table", "rule"):
-        return weight_steps(run.weights[parameter(site)].float(), rule, grid, per_channel).reshape(len(BITS), -1)
+        return weight_steps(run.weights[parameter_of(site)].float(), rule, grid, per_channel).reshape(len(BITS), -1)
     try:
         stored = torch.stack([torch.tensor(run.steps[site][str(b)], dtype=torch.float32).flatten() for b in BITS])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -102,10 +102,10 @@ def _histograms(run: RunRecord, number: int) -> Plot:
 
 
 def _histogram(axes: Axes, run: RunRecord, site: str, number: int) -> None:
-    values = run.weights[parameter(site)].float().flatten().numpy()
+    values = run.weights[parameter_of(site)].float().flatten().numpy()
     axes.hist(values, bins=min(80, max(10, int(values.size**0.5))), density=True, histtype="stepfilled",
               color=colour(number), alpha=0.75)
-    axes.set_title(f"{parameter(site)}  ", fontsize=8)
+    axes.set_title(f"{parameter_of(site)}  ", fontsize=8)
     axes.annotate(f"{values.size:,} weights", (1, 1), (0, 2), xycoords="axes fraction", textcoords="offset points",
                   ha="right", va="bottom", fontsize=7, color=QUIET)
     axes.yaxis.set_ticks([])

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 from anybit.config import Config, from_recipe
 from anybit.errors import ConfigError
-from anybit.files.schema import plain, read
 from anybit.quant.grid import SiteKinds
+from anybit.schema import plain, read
 from anybit.training.build import written_out
 
 

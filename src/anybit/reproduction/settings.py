@@ -11,9 +11,9 @@ from typing import Any
 from anybit.config import Config, chosen, from_recipe
 from anybit.config.compare import flatten
 from anybit.errors import RunError
-from anybit.files.schema import plain
 from anybit.quant.grid import SiteKinds
 from anybit.recipes import toml_value
+from anybit.schema import plain
 from anybit.sweeps.results import Result
 from anybit.training.build import Components, written_out
 

@@ -24,7 +24,7 @@ from anybit.federated.cohort import join
 from anybit.federated.robust import combiner
 from anybit.federated.server import Pace
 from anybit.federated.state import Given, State, Trainable
-from anybit.files.schema import plain
+from anybit.schema import plain
 from anybit.tensors import Tree, moved, picked, stacked
 from anybit.training.build import MODELS
 from anybit.training.computation import Computation

@@ -19,8 +19,8 @@ from anybit.config import Config, from_recipe
 from anybit.errors import AnybitError, ConfigError, RunError
 from anybit.files.holding import locked, own_folder
 from anybit.files.reading import read_json
-from anybit.files.schema import plain, read
 from anybit.files.writing import stale, write_json, writing
+from anybit.schema import plain, read
 
 _SHARED = ("data", "engine", "device", "threads", "compute")
 """Settings that runs of a group share: one copy of the data, and settings of the whole process."""

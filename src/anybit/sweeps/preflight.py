@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable
 from anybit.config import Config
 from anybit.data import sources, splits
 from anybit.federated.sampling import check_cohort
-from anybit.files.schema import plain
 from anybit.kernels.native import check_compiler
 from anybit.quant.sites import prepare
+from anybit.schema import plain
 from anybit.training.build import DATA, SPLITS, Components
 from anybit.training.checks import check_ranges
 from anybit.training.machine import open_engine, pick_device

@@ -14,10 +14,10 @@ from anybit.config.compare import compared
 from anybit.errors import ConfigError, RunError
 from anybit.federated.metrics import meaning_in, metric_column
 from anybit.files.reading import read_json
-from anybit.files.schema import plain, read
 from anybit.files.sheets import as_csv
 from anybit.files.writing import write_bytes, writing
 from anybit.recipes import toml_value
+from anybit.schema import plain, read
 from anybit.sweeps.plan import SweepFolder, is_sweep
 from anybit.training.reading import RunRecord
 from anybit.training.records import check_scores, checked_evaluation, total_seconds

@@ -24,9 +24,9 @@ from anybit.federated import metrics, variants
 from anybit.federated.metrics import PerExample
 from anybit.federated.server import ServerOptimizer
 from anybit.federated.variants import Variant
-from anybit.files.schema import plain, read_arguments
 from anybit.inputs import called, selected
 from anybit.randomness import key
+from anybit.schema import plain, read_arguments
 from anybit.tensors import picked
 from anybit.training.machine import pick_device, pick_engine
 from anybit.training.task import Task

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from anybit.config import Config
 from anybit.data.examples import Examples, check_labels, check_split
+from anybit.engines.stacked import attention
 from anybit.errors import AnybitWarning, ConfigError, ModelError
 from anybit.federated.metrics import check_alone, cross_entropy
 from anybit.federated.sampling import check_cohort
@@ -22,7 +24,7 @@ from anybit.federated.state import trainable_weights
 from anybit.federated.variants import Variant
 from anybit.inputs import Inputs, called, described, device_of, selected
 from anybit.quant.calibrate import activation_ranges
-from anybit.quant.sites import SiteOptions, prepare
+from anybit.quant.sites import SiteOptions, call, prepare
 from anybit.tensors import picked
 from anybit.training.task import Task
 
@@ -114,7 +116,8 @@ def check_repeatable(model: nn.Module, config: Config, inputs: Inputs) -> None:
             random.setstate(python)
     if drawn:
         raise ModelError("the model's forward draws its own random numbers (F.dropout, torch.rand?), which no resume can "
-                         "repeat: use nn.Dropout as a module of the model")
+                         "repeat: use nn.Dropout as a module of the model, or set it to 0 (in a Hugging Face config "
+                         "attention_probs_dropout_prob or attention_dropout)")
     for name, value in prepared.named_buffers():
         if name in before and not torch.equal(value, before[name]):
             raise ModelError(f"the model's forward changes its buffer '{name}', which clients do not send and the trained "
@@ -124,6 +127,22 @@ def check_repeatable(model: nn.Module, config: Config, inputs: Inputs) -> None:
     if resting and not model.training:
         warnings.warn(f"the model is in evaluation mode: it trains without its dropout ('{resting[0]}'"
                       f"{', …' if len(resting) > 1 else ''}); call model.train() before", AnybitWarning, stacklevel=2)
+
+
+@torch.no_grad()
+def check_mapped(task: Task, config: Config) -> None:
+    """Raise where vmap, by which the stacked engine computes its clients, does not get through the model."""
+    prepared, data = prepare(task.model, options=config.sites), task.data
+    two = [pytree.tree_map(lambda leaf: torch.stack([leaf] * 2), tree)
+           for tree in (dict(prepared.named_parameters()), data.pipeline(picked(data.train.x, slice(1))))]
+    try:
+        with attention(data.train.y.device):
+            torch.func.vmap(lambda w, x: selected(call(prepared, w, x), task.output))(*two)
+    except RuntimeError as error:
+        text = str(error).splitlines()[0][:200]
+        reason = "its forward decides by values of tensors, as in 'if mask.all()'" if "data-dependent" in text else text
+        raise ModelError("engine 'stacked' computes all clients in one program, which this model does not allow "
+                         f"({reason}): use engine 'sequential' or 'processes'") from error
 
 
 def _random_states(device: torch.device) -> list[object]:

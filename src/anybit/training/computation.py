@@ -45,9 +45,9 @@ from anybit.quant.ranges import StepTable
 from anybit.quant.single_client import SingleClientModel
 from anybit.quant.sites import prepare, quantizers, step_shapes, weight_sites
 from anybit.tensors import Tensors, moved
-from anybit.training.checks import check_clients, check_model, check_ranges
+from anybit.training.checks import check_clients, check_mapped, check_model, check_ranges
 from anybit.training.evaluation import Evaluator, build_evaluator, calibration_images, uses_kernels
-from anybit.training.machine import open_engine, pick_device
+from anybit.training.machine import open_engine, pick_device, pick_engine
 from anybit.training.task import Task
 
 RoundProgram = Callable[[State, RoundInputs], tuple[State, Tensor]]
@@ -209,6 +209,8 @@ def open_computation(task: Task, config: Config, check: Callable[[Task, Config],
     (check or check_clients)(task, config)
     check_ranges(config, task.variant)
     check_model(task, config)
+    if pick_engine(config.engine, device) == "stacked":
+        check_mapped(task, config)
     if task.server:
         check_optimizer(task.server, trainable_weights(task.model))
     if config.sites.activation_grid == "auto" and config.sites.one_sided is None:

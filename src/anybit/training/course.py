@@ -12,6 +12,7 @@ from torch import Tensor
 from anybit.config import Config
 from anybit.errors import Interrupted
 from anybit.federated.cohort import Cohort
+from anybit.federated.metrics import ACCURACY, Meaning, meaning
 from anybit.federated.server import Delivered
 from anybit.federated.state import State, trained_table
 from anybit.quant.ranges import StepTable
@@ -34,6 +35,12 @@ class Progress:
     bytes_down: int = 0
     """Sent to the clients of the round: what they train, in its own type, × clients; 0: not counted, as on a fleet."""
     bytes_up: int = 0
+    metric: Meaning = ACCURACY
+
+    @property
+    def score_line(self) -> str:
+        """The scores in a line; empty where it was not evaluated."""
+        return self.metric.line(self.evaluation["scores"]) if self.evaluation else ""
 
 
 class Callback:
@@ -114,7 +121,8 @@ class Training:
         due = self.round % self.config.checkpoint_every == 0 or self.config.evaluation.due(self.round)
         if due or self.ended or self.watch.stop:
             check_finite(self.state, self.round, self._advice)
-        progress = Progress(self.round, self.config.rounds, loss, bytes_down=result.bytes_sent, bytes_up=result.bytes_sent)
+        progress = Progress(self.round, self.config.rounds, loss, bytes_down=result.bytes_sent, bytes_up=result.bytes_sent,
+                            metric=meaning(self.computation.task.metric))
         for callback in self.callbacks:
             callback.after_round(self, progress)
         self._stop_if_asked()

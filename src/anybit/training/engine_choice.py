@@ -23,7 +23,7 @@ from anybit.config import Config, Convolution, EngineName
 from anybit.data.on_demand import OnDemand
 from anybit.engines.ranks import world
 from anybit.environment import cores, environment
-from anybit.errors import AnybitError, ConfigError
+from anybit.errors import AnybitError, ConfigError, ModelError
 from anybit.federated.algorithm import client_update
 from anybit.federated.cohort import Cohort, build_cohort, sample_clients
 from anybit.federated.state import Trainable, trainable_weights
@@ -33,6 +33,7 @@ from anybit.inputs import shapes
 from anybit.kernels.native import library
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import quantizers
+from anybit.training.checks import check_mapped
 from anybit.training.computation import open_computation
 from anybit.training.machine import computing, pick_device
 from anybit.training.task import Task
@@ -45,8 +46,8 @@ SHORT_RUN = 30.0
 BUDGET = 8.0
 """Seconds after which no further candidate is tried."""
 _LOCAL_STEPS = 2
-_LONG = 1.0
-"""Seconds of a first measurement after which it is not repeated."""
+_SHORT, _LONG = 1.0, 10.0
+"""Seconds of a first pass, which also pays for what is made once, up to which it is followed by two that count, by one."""
 _CLEARLY = 0.9
 """Another engine than the sequential one must be this much faster: it is the simplest and needs the least memory."""
 
@@ -82,7 +83,7 @@ def with_engine(config: Config, task: Task, say: Callable[[str], None] = lambda 
     if on_demand and config.engine == "stacked":
         raise ConfigError("engine = 'stacked' needs all clients in memory, and some are functions that load them: use "
                           "engine=sequential or processes")
-    if on_demand and config.engine == "auto" and pick_device(config.device).type != "cpu":
+    if config.engine == "auto" and pick_device(config.device).type != "cpu" and (on_demand or not _maps(config, task)):
         return replace(config, engine="sequential")
     open_choice = config.engine == "auto" and config.compute.convolution is None
     if not open_choice or pick_device(config.device).type != "cpu" or world() > 1 or os.environ.get(SWITCH) == "off":
@@ -125,8 +126,19 @@ def measure(config: Config, task: Task, budget: float = BUDGET, quick: bool = Fa
             candidate = replace(candidate, threads=config.threads)
         if any(m.candidate == candidate for m in table):
             continue
+        if candidate.engine == "stacked" and not _maps(config, task):
+            continue
         table.append(Measured(candidate, round_seconds(config, task, candidate)))
         yield table[-1]
+
+
+def _maps(config: Config, task: Task) -> bool:
+    """Tell if the stacked engine can compute the model."""
+    try:
+        check_mapped(task, config)
+    except ModelError:
+        return False
+    return True
 
 
 def _has_convolutions(model: nn.Module) -> bool:
@@ -177,7 +189,7 @@ def round_seconds(config: Config, task: Task, candidate: Candidate) -> float:
 
         try:
             first = once()
-            seconds = first if first > _LONG else min(once(), once())
+            seconds = first if first > _LONG else min(once() for _ in range(1 if first > _SHORT else 2))
         finally:
             computation.engine.close()
     mean = sum(len(index) for index in task.split) / len(task.split)

@@ -24,7 +24,7 @@ from anybit.quant.grid import FLOAT, SiteKinds, Width, rounding
 from anybit.quant.ranges import ActivationRule, RangeRule, StepTable
 from anybit.quant.sites import SiteOptions, bind, call, prepare, quantizers
 from anybit.randomness import generator
-from anybit.tensors import Tensors, picked
+from anybit.tensors import Tensors
 from anybit.training.task import Task
 
 
@@ -160,15 +160,15 @@ class Evaluator:
         total = torch.zeros(len(widths), 2, dtype=torch.float64, device=test.device)
         outputs = self._repeated(f"outputs {widths}", lambda: self._outputs(widths)) if on_the_way else self._outputs(widths)
         while start < len(test):
-            part = slice(start, start + size)
+            part = test.part(start, start + size)
             try:
-                stacked = outputs(dict(w), dict(table.steps), mapped(self.data.pipeline(picked(test.x, part)), self._laid))
+                stacked = outputs(dict(w), dict(table.steps), mapped(self.data.pipeline(part.x), self._laid))
             except torch.OutOfMemoryError:
                 if size == 1:
                     raise
                 size = (size + 1) // 2
                 continue
-            answers, y = stacked.flatten(0, 1), torch.cat([test.y[part]] * len(widths))
+            answers, y = stacked.flatten(0, 1), torch.cat([part.y] * len(widths))
             sums = [per_example(of, what, answers, y).double().reshape(len(widths), -1).sum(1)
                     for what, of in (("loss", self.loss), ("metric", self.metric))]
             total += torch.stack(sums, 1)

@@ -154,8 +154,10 @@ def _form(tensor: Tensor) -> str:
 def _tensor(tensor: Tensor) -> str:
     """Write a tensor's type, shape and digest, and how much of it was read."""
     every = max(1, -(-tensor.numel() * tensor.element_size() // MOST_BYTES)) if tensor.dim() else 1
-    part = (tensor.detach()[::every] if every > 1 else tensor.detach()).cpu().contiguous()
-    digest = hashlib.sha256(part.reshape(-1).view(torch.uint8).numpy().data).hexdigest() if part.numel() else "–"
+    part = (tensor.detach()[::every] if every > 1 else tensor.detach()).cpu().contiguous().reshape(-1)
+    if part.stride() != (1,):  # a single number, which counts as contiguous whatever its stride
+        part = part.clone(memory_format=torch.contiguous_format)
+    digest = hashlib.sha256(part.view(torch.uint8).numpy().data).hexdigest() if part.numel() else "–"
     return f"{_form(tensor)}, sha256 {digest[:16]}" + (f" of every {every}th" if every > 1 else "")
 
 

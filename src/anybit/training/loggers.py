@@ -10,8 +10,8 @@ from typing import Any
 
 from anybit.engines.ranks import world
 from anybit.errors import ConfigError, did_you_mean
-from anybit.files.schema import plain
 from anybit.files.writing import writing
+from anybit.schema import plain
 from anybit.training.course import Callback, Progress, Training
 
 

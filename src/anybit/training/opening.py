@@ -12,7 +12,7 @@ from anybit.config import OBJECT, Config, chosen
 from anybit.config.compare import compared
 from anybit.environment import environment
 from anybit.errors import RunError
-from anybit.files.schema import plain
+from anybit.schema import plain
 from anybit.training.build import settled
 from anybit.training.computation import Computation, open_computation
 from anybit.training.engine_choice import with_engine

@@ -25,8 +25,7 @@ class ProgressLine(Callback):
         if self.first < 0:  # its time began before the first round, which is over now
             self.first = progress.round - 1
         if progress.evaluation:
-            scores = progress.evaluation["scores"]
-            self.scores = "".join(f"  {width} {score['metric']:.1f}" for width, score in scores.items())
+            self.scores = f"  {progress.score_line}"
         left = (time.monotonic() - self.started) / (progress.round - self.first) * (progress.rounds - progress.round)
         text = f"round {progress.round}/{progress.rounds}  loss {progress.loss:.3f}  {_time(left)} left{self.scores}"
         text = text[:shutil.get_terminal_size().columns - 1]

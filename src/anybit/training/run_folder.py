@@ -25,9 +25,9 @@ from anybit.federated.state import State
 from anybit.files.holding import locked, no_link, own_folder
 from anybit.files.reading import read_json
 from anybit.files.safetensors import load, save
-from anybit.files.schema import read
 from anybit.files.writing import stale, sync_folder, write_bytes, write_json, writing
 from anybit.quant.ranges import StepTable
+from anybit.schema import read
 from anybit.tensors import Tensors, moved
 from anybit.training.checkpoint import Checkpoint, named
 from anybit.training.records import checked_evaluation

@@ -45,6 +45,15 @@ def read(kind: type, value: Any, where: str = "") -> Any:
     return result
 
 
+def check_types(options: Any) -> None:
+    """Raise one ConfigError for all fields of a dataclass whose values are not of their types, as `read` does for files."""
+    errors, hints = _Errors(), typing.get_type_hints(type(options))
+    for field in dataclasses.fields(options):
+        _read(hints[field.name], getattr(options, field.name), field.name, errors)
+    if errors:
+        raise ConfigError("; ".join(errors))
+
+
 def read_arguments(function: Callable[..., Any], value: Mapping[str, Any], where: str,
                    given: Collection[str] = ()) -> dict[str, Any]:
     """Check `value` as keyword arguments of `function`, whose `given` arguments come from elsewhere."""
