@@ -1,19 +1,24 @@
 # make demo   train FedAvg and MQAT on the embedded digits and compare them (about five minutes on two cores)
 # make test   run the tests
-# Both create .venv from the pinned constraints; a second call starts at once.
+# Both create .venv from the pinned constraints, in layers: the demo installs what it needs, the tests add the rest. A second
+# call starts at once. make site builds the documentation, make package the wheel, tried in an environment of its own.
 
 PYTHON ?= python3
 BIN := .venv/bin
+DEMO := .venv/.demo
 READY := .venv/.ready
+SITE := .venv/.site
+PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(shell find src -name '*.py' -o -name '*.toml')
 
-.PHONY: demo test test-browser test-devices test-executorch test-fleet test-kernels test-models net net-renew models-page lint lock audit clean
+.PHONY: demo test test-browser test-devices test-executorch test-fleet test-kernels test-models net net-renew models-page lint \
+        package site lock audit clean
 
 demo: runs/demo/fedavg/evaluation.json runs/demo/mqat/evaluation.json
 	@$(BIN)/anybit report runs/demo/fedavg runs/demo/mqat --out runs/demo/report
 
 # An interrupted run goes on; one made by older sources is made anew.
-runs/demo/%/evaluation.json: $(READY) $(SOURCES)
+runs/demo/%/evaluation.json: $(DEMO) $(SOURCES)
 	@if [ -f $@ ]; then rm -r runs/demo/$*; fi
 	@if [ -f runs/demo/$*/config.json ]; then $(BIN)/anybit resume runs/demo/$*; \
 	else $(BIN)/anybit run quickstart/$* --path runs/demo/$*; fi
@@ -31,7 +36,8 @@ test-devices: $(READY)
 	$(BIN)/pytest -m devices -s
 
 test-executorch: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[executorch]'
+	@echo "Installing ExecuTorch into .venv"
+	@$(PIP) --editable '.[executorch]'
 	$(BIN)/pytest -m executorch
 
 # Real SuperLink and SuperNode processes on this machine.
@@ -40,12 +46,14 @@ test-fleet: $(READY)
 
 # On GPU machines PyTorch brings its own Triton; here any recent one interprets the kernels.
 test-kernels: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check triton==3.6.0
+	@echo "Installing Triton into .venv"
+	@$(BIN)/pip install -qq --disable-pip-version-check triton==3.6.0
 	$(BIN)/pytest -m kernels
 
 # Models of timm, torchvision and transformers, and of every other kind: docs/models.md is what this proves.
 test-models: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[models]'
+	@echo "Installing timm, torchvision and transformers into .venv"
+	@$(PIP) --editable '.[models]'
 	$(BIN)/pytest -n 2 --dist loadgroup -m models tests/models
 
 # Tiny runs of everything at another commit and here, every file compared: make net BASE=HEAD~1
@@ -74,10 +82,30 @@ audit:
 	.venv/audit/bin/pip install --quiet --disable-pip-version-check pip-audit
 	.venv/audit/bin/pip-audit --requirement requirements.lock --no-deps --disable-pip
 
-$(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev]'
-	touch $@
+# Wheel and sdist, the wheel installed where there is no checkout, its command and a short training tried.
+package:
+	@$(PYTHON) tools/package.py
+
+site: $(SITE)
+	@$(BIN)/python tools/manual/pages.py build/pages
+	@$(BIN)/zensical build --clean --strict
+	@echo "The documentation is in site/: $(BIN)/python -m http.server --directory site"
+
+$(DEMO): pyproject.toml constraints.txt
+	@echo "Installing what the demo needs into .venv: torch, scikit-learn, matplotlib (250 MB to download with torch for CPUs)"
+	@$(PYTHON) -m venv .venv
+	@$(PIP) --editable '.[demo]'
+	@touch $@
+
+$(READY): $(DEMO)
+	@echo "Adding the rest to .venv: ONNX Runtime, Flower, Hugging Face datasets, test tools (250 MB to download)"
+	@$(PIP) --editable '.[all,dev]'
+	@touch $@
+
+$(SITE): $(DEMO)
+	@echo "Adding Zensical to .venv (20 MB to download)"
+	@$(PIP) --editable '.[demo,docs]'
+	@touch $@
 
 clean:
-	rm -rf .venv runs/demo
+	rm -rf .venv runs/demo site build dist

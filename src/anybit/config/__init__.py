@@ -71,9 +71,11 @@ class EvaluationOptions:
     """Rounds and widths at which the server model is evaluated on the whole test set."""
 
     every: int = 100
+    """Rounds from one evaluation to the next."""
     also: tuple[int, ...] = ()
     """Further rounds after which it is evaluated."""
     bits: tuple[int, ...] = (32, 8, 6, 4, 3, 2)
+    """Bit-widths at which it is evaluated."""
     sites: tuple[SiteKinds, ...] = ("W", "A", "WA")
     """Sites of the final evaluation, besides the variant's; earlier ones use the variant's only."""
     steps: tuple[StepRule, ...] = ("table", "rule", "mse")
@@ -117,23 +119,24 @@ class ComputeOptions:
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """The server's dealings with real devices; a run in one process ignores them.
-
-    deadline: seconds after which a round goes on without the devices that have not answered · minimum: answers that a
-    round needs; with fewer it is tried again · tries: of a round before the run stops, with a checkpoint · wait: seconds
-    until enough devices must have connected · poll: seconds between two looks for answers.
-    """
+    """The server's dealings with real devices; a run in one process ignores them."""
 
     deadline: float = 600.0
+    """Seconds after which a round goes on without the devices that have not answered."""
     minimum: int = 1
+    """Answers that a round needs; with fewer it is tried again."""
     tries: int = 3
+    """Tries of a round before the run stops, with a checkpoint."""
     wait: float = 600.0
+    """Seconds until enough devices must have connected."""
     poll: float = 0.5
+    """Seconds between two looks for answers."""
     quarantine: int = 3
     """Answers of a device in a row that are rejected or missing, after which it is not asked for 2 rounds, then 4, 8, …"""
     norm_bound: float | None = None
     """Largest L2 norm of a delta, beyond which it is clipped or rejected; none: unbounded."""
     norm_rule: Literal["clip", "reject"] = "clip"
+    """Treatment of a delta beyond `norm_bound`."""
     max_examples: int = 1_000_000
     """Most examples that a device may claim; matters with weighting = "examples"."""
     uplink_bits: int = 32
@@ -141,6 +144,7 @@ class FleetOptions:
     calibration: Literal["devices", "server"] = "devices"
     """Place where activation ranges are measured: on sampled devices, or on the server's training data."""
     calibration_devices: int = 10
+    """Devices that measure activation ranges."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -156,18 +160,26 @@ class Config:
     """All settings of a run: the same config on the same machine gives the same bytes."""
 
     data: Component = Component("digits")
+    """Data set, by name, with its arguments."""
     split: Component = Component("dirichlet")
+    """Division of the training data among clients."""
     model: Component = Component("resnet20")
+    """Network that is trained."""
     variant: Component = Component("mqat")
+    """Way in which clients train."""
     rounds: int = 100
+    """Rounds of the training."""
     cohort: int | None = None
     """Clients of a round; none: 10, or all where there are fewer."""
     sampling: SamplingOptions = SamplingOptions()
     seed: int = 1
+    """Seed of every draw: split, initial weights, cohorts, widths, batches."""
     weighting: Literal["uniform", "examples"] = "uniform"
     """Weights in the mean of deltas: 1/|S| (the paper's), or in proportion to each client's examples."""
     loss: str = "cross_entropy"
+    """Loss that clients minimize, by name or 'module:function'."""
     metric: str = "accuracy"
+    """Metric of the evaluations, by name or 'module:function'."""
     output: str | int | None = None
     """Key or position of the model's output, where it returns several; none: "logits", or the only tensor."""
     client: ClientOptions = ClientOptions()
@@ -176,11 +188,14 @@ class Config:
     ranges: RangeOptions = RangeOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
     engine: EngineName = "auto"
+    """Execution of a cohort: one client after another, all in one program, or a process per core; auto: the fastest."""
     compute: ComputeOptions = ComputeOptions()
     device: str = "auto"
+    """Device of the computation: cpu, cuda or cuda:1; auto: a GPU where there is one."""
     threads: int | None = None
     """CPU threads; none: torch's choice. Results are bytewise the same only for the same number."""
     checkpoint_every: int = 100
+    """Rounds from one checkpoint to the next."""
     fleet: FleetOptions = FleetOptions()
 
     def __post_init__(self) -> None:

@@ -21,11 +21,13 @@ class ClientOptions:
     lr: float = 0.05
     """η_c; AdamW wants about 1e-3."""
     batch_size: int = 64
+    """Examples of a local step."""
     epochs: int = 1
     """Passes through a client's examples in a round."""
     local_steps: int | None = None
     """Local steps of every client in a round, on the first so many batches of as many epochs as it takes; none: `epochs`."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
+    """Optimizer of the weights."""
     momentum: float = 0.0
     """μ of SGD's heavy ball: m ← μ·m + g, w ← w − η_c·m."""
     nesterov: bool = False
