@@ -33,6 +33,7 @@ from anybit.federated.metrics import LOSSES, Metric, PerExample, cross_entropy, 
 from anybit.federated.own import Course, Sampler
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptimizer, ServerOptions
+from anybit.federated.state import finite
 from anybit.federated.variants import StepRule, Variant, baseline, mqat
 from anybit.quant.at_width import at_width
 from anybit.quant.grid import FLOAT, Width
@@ -236,7 +237,7 @@ def evaluate(model: nn.Module, test: Any, widths: Sequence[str] = ("FP32", "W8",
         check_outputs(model, sites, one, output, examples if functions[0] is cross_entropy else None)
     evaluator = Evaluator(model, baseline(), sites, ranges, EvaluationOptions(), data, pipeline(seen), *functions,
                           output=output)
-    w = all_parameters(model, {})
+    w = finite(all_parameters(model, {}))
     if table is None:
         table = evaluator.finder(w, StepTable({})).table(steps, "W" if calibration is None else "WA")
     return evaluator.score(w, table, wanted)

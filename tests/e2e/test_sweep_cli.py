@@ -85,7 +85,7 @@ def test_stopping_and_running_out_of_time(home: Path, capsys: pytest.CaptureFixt
     output = capsys.readouterr()
     first = next(line for line in output.err.splitlines() if line.startswith("fedavg-seed1"))
     assert int(first.split()[2].partition("/")[0]) > 5, "it goes on from its checkpoint"
-    assert output.out.split()[:6] == ["run", "round", "rounds/s", "own", "accuracies", "state"]
+    assert output.out.split()[:6] == ["run", "round", "rounds/s", "own", "scores", "state"]
     assert [line.split()[-1] for line in output.out.splitlines()[1:]] == ["done", "done"]
 
 

@@ -123,7 +123,7 @@ def test_without_a_compiler_it_is_said_and_never_a_candidate(tmp_path: Path, mon
     assert e.value.exit_code == 2
     assert "\n" not in str(e.value)
     monkeypatch.setattr(engine_choice, "library", library.__wrapped__)
-    monkeypatch.setattr(engine_choice, "_seconds", lambda *given: 1.0)
+    monkeypatch.setattr(engine_choice, "round_seconds", lambda *given: 1.0)
     table = engine_choice.measure(Config(cohort=2), example_task(lenet5(), 2, 4))
     assert {m.candidate.convolution for m in table} == {"default", "channels-last", "no-onednn"}
 

@@ -82,10 +82,15 @@ def trainable_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return w, the parameters that clients train, by name; raise if there are none, or if one is not finite."""
     check_initialized(model)
     w = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-    if bad := next((name for name, p in w.items() if not bool(torch.isfinite(p).all())), None):
-        raise ModelError(f"parameter '{bad}' holds NaN or infinity before any training: initialize the model anew")
     if not w:
         raise ModelError("the model has no parameter that requires a gradient: nothing can be trained")
+    return finite(w)
+
+
+def finite(w: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return w; raise if a parameter is not finite."""
+    if bad := next((name for name, p in w.items() if not bool(torch.isfinite(p).all())), None):
+        raise ModelError(f"parameter '{bad}' holds NaN or infinity before any training: initialize the model anew")
     return w
 
 
