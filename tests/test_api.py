@@ -172,11 +172,12 @@ def test_learned_steps_need_a_variant_that_quantizes(mlp: nn.Module, clients: li
 
 
 @pytest.mark.parametrize(("wrong", "message"), [
-    ({"server": {"mean": "meen"}}, "server.mean = 'meen': must be one of mean, median, trimmed"),
+    ({"server": {"mean": "median"}}, "server is a dict: give an anybit.ServerOptions"),
     ({"weighting": "example"}, "weighting = 'example': must be one of uniform, examples (did you mean 'examples'?)"),
     ({"engine": "fastest"}, "engine = 'fastest': must be one of auto"),
     ({"rounds": "3"}, "rounds = '3': must be a whole number"),
-    ({"cohort": 2.5}, "cohort = 2.5: must be a whole number"), ({"sampling": "uniform"}, "sampling = 'uniform'"),
+    ({"cohort": 2.5}, "cohort = 2.5: must be a whole number"),
+    ({"sampling": "uniform"}, "sampling is a str: give an anybit.SamplingOptions"),
     ({"variant": "mqat"}, "variant a Variant"), ({"model": 3}, "model must be a torch.nn.Module")])
 def test_settings_are_checked_before_anything_is_trained(mlp: nn.Module, clients: list[Arrays], held_out: Arrays,
                                                          tmp_path: Path, wrong: dict[str, object], message: str) -> None:
