@@ -73,7 +73,7 @@ def test_the_evaluation_is_the_runs_own(exporter: Exporter, run_path: Path) -> N
 
 def test_any_batch(exporter: Exporter) -> None:
     running = session(exporter.folder / exporter.export(Width(4, 8)).file)
-    x = exporter.subject.images.numpy()
+    x = exporter.subject.data.pipeline(exporter.subject.data.test.images[:9]).numpy()
     together = running.run(None, {"input": x[:9]})[0]
     one = np.concatenate([running.run(None, {"input": x[i:i + 1]})[0] for i in range(9)])
     assert np.allclose(together, one, atol=1e-5)
