@@ -11,7 +11,7 @@ SITE := .venv/.site
 PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(shell find src -name '*.py' -o -name '*.toml')
 
-.PHONY: demo test test-browser test-devices test-executorch test-fleet test-kernels test-models net net-renew models-page lint \
+.PHONY: demo test test-browser test-devices test-executorch test-fleet test-kernels test-models test-pages net net-renew models-page lint \
         package site lock audit clean
 
 demo: runs/demo/fedavg/evaluation.json runs/demo/mqat/evaluation.json
@@ -24,7 +24,7 @@ runs/demo/%/evaluation.json: $(DEMO) $(SOURCES)
 	else $(BIN)/anybit run quickstart/$* --path runs/demo/$*; fi
 
 test: $(READY)
-	$(BIN)/pytest -n 2 -m "not browser and not devices and not executorch and not fleet and not kernels and not models"
+	$(BIN)/pytest -n 2 -m "not browser and not devices and not executorch and not fleet and not kernels and not models and not pages"
 
 # Needs Chromium (Debian: apt-get install chromium).
 test-browser: $(READY)
@@ -55,6 +55,10 @@ test-models: $(READY)
 	@echo "Installing timm, torchvision and transformers into .venv"
 	@$(PIP) --editable '.[models]'
 	$(BIN)/pytest -n 2 --dist loadgroup -m models tests/models
+
+# The tutorial and the how-to pages, top to bottom.
+test-pages: $(READY)
+	$(BIN)/pytest -m pages tests/test_pages.py
 
 # Tiny runs of everything at another commit and here, every file compared: make net BASE=HEAD~1
 net: $(READY)

@@ -15,7 +15,7 @@ import anybit
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(page.relative_to(ROOT).as_posix() for folder in ("tutorials", "how-to")
                for page in (ROOT / "docs" / folder).glob("*.md"))
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+pytestmark = [pytest.mark.pages, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")]
 
 
 def played(page: str, folder: Path) -> dict[str, object]:

@@ -48,5 +48,5 @@ def test_hub_id_and_columns(tmp_path: Path, write_parquet: Callable[..., Path]) 
 
 def test_every_picture_is_there() -> None:
     pictures = re.findall(r"\]\((img/.*?)\)", PAGE.read_text())
-    assert len(pictures) == 2
+    assert len(pictures) == 3
     assert all((PAGE.parent / picture).is_file() for picture in pictures)
