@@ -43,7 +43,7 @@ def test_a_run_killed_before_its_config_is_simply_started_again(tmp_path: Path, 
     monkeypatch.setattr("os.replace", watched)
     RunFolder.create(tmp_path / "run", {"rounds": 1}, {}, [np.arange(3)])
     assert written[-1] == "config.json"
-    assert set(written) == {"split.safetensors", "environment.json", "config.json"}
+    assert set(written) == {"split.safetensors", "environment.json", "manifest.json", "config.json"}
 
 
 def test_runs_side_by_side_of_which_one_had_only_to_be_evaluated(tmp_path: Path) -> None:

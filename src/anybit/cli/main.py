@@ -6,15 +6,17 @@ import errno
 import importlib.metadata
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import click
 import typer
 import typer.core
 
 from anybit.cli import bound, data, export, fleet, inspect, recipes, sweep, training
-from anybit.errors import RunError
+from anybit.cli.console import say
+from anybit.errors import AnybitWarning, RunError
 
 # With rich installed but not asked for, typer prints its escaped brackets; and click has suggestions of its own.
 typer.core.HAS_RICH = False
@@ -51,10 +53,21 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES
 """Errors of the file system that the user fixes outside anybit."""
 
 
+def _print_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
+                   line: str | None = None) -> None:
+    """Print anybit's own warnings as the other lines for the person; others as Python does."""
+    if issubclass(category, AnybitWarning):
+        say(f"warning: {message}")
+    else:
+        print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; let anybit's own errors through to the caller."""
     try:
-        code = app(list(arguments), standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _print_warning
+            code = app(list(arguments), standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.exceptions.Exit as stop:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -26,14 +27,31 @@ def own_folder(path: Path) -> Path:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a folder; the lock ends with the process, however it ends."""
+    """Hold a folder; the lock ends with the process, however it ends.
+
+    The folder itself is locked, and a file in it: somebody may delete the file, and not every file system locks folders.
+    """
     with writing(path / "lock", "the folder must be writable to train in it"):
-        handle = no_link(str(path / "lock"), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC)
+        handles = [no_link(str(path / "lock"), os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC)]
     try:
+        handles.append(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handles[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with _folders_may_be_unlockable():
+                fcntl.flock(handles[1], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(f"{path} is in use by another process") from None
         yield
     finally:
-        os.close(handle)
+        for handle in handles:
+            os.close(handle)
+
+
+@contextmanager
+def _folders_may_be_unlockable() -> Iterator[None]:
+    """Let a file system do without locks of folders."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EBADF, errno.ENOTSUP, errno.EINVAL, errno.ENOLCK):
+            raise

@@ -56,7 +56,11 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file, or raise a RunError that says what is wrong with it."""
-    content = read_bytes(path, TEXT_LIMIT)
+    return parse_json(read_bytes(path, TEXT_LIMIT), path)
+
+
+def parse_json(content: bytes, path: Path) -> Any:
+    """Parse the content of a JSON file, or raise a RunError that says what is wrong with it."""
     try:
         return bounded(json.loads(content))
     except (ValueError, RecursionError) as error:

@@ -30,6 +30,8 @@ _COVERED = "sha256_of"
 """What the digest covers. A file without it counts as an earlier version's; a flipped bit in either name is noticed."""
 _FILE = "file"
 _ZEROS = b"0" * 64
+Loaded = tuple[dict[str, Tensor], dict[str, str]]
+"""(tensors, metadata)."""
 _HEADER_LIMIT = 100_000_000
 _DIMENSIONS = 64
 
@@ -61,12 +63,12 @@ def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> byte
     return b"".join((head.replace(_ZEROS, digest.hexdigest().encode(), 1), *body))
 
 
-def load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def load(path: Path) -> Loaded:
     """Read (tensors, metadata), with every length checked against the file before anything is allocated."""
     return from_bytes(read_bytes(path), str(path))
 
 
-def from_bytes(content: bytes, where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+def from_bytes(content: bytes, where: str) -> Loaded:
     """Return the tensors and metadata that `to_bytes` wrote, or raise a RunError that says what is wrong `where`."""
     try:
         return _parse(memoryview(content))
@@ -74,7 +76,7 @@ def from_bytes(content: bytes, where: str) -> tuple[dict[str, Tensor], dict[str,
         raise RunError(f"{where} is damaged ({error})") from None
 
 
-def _parse(content: memoryview) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _parse(content: memoryview) -> Loaded:
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 or size > len(content) - 8:
         raise ValueError("it ends inside its header")

@@ -64,5 +64,10 @@ def is_temporary(name: str) -> bool:
     return fnmatch.fnmatchcase(name, ".*.????????")
 
 
+def to_json(value: Any) -> bytes:
+    """Return the content of a JSON file."""
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
 def write_json(path: Path, value: Any) -> None:
-    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+    write_bytes(path, to_json(value))

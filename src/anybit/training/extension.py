@@ -8,7 +8,8 @@ from anybit.config import Config
 from anybit.errors import RunError
 from anybit.federated.own import Course
 from anybit.federated.server import course, pace
-from anybit.files.writing import write_json, writing
+from anybit.files.writing import to_json, writing
+from anybit.training.ledger import RESULTS
 from anybit.training.run_folder import RunFolder
 
 
@@ -46,10 +47,12 @@ def extend(folder: RunFolder, rounds: int, last: int) -> None:
     """
     config = folder.config()
     with folder.locked(), writing(folder.path, "fix the disk, then do it again"):
-        write_json(folder.file("extended.json"), {"from": sorted({*folder.extended_from(), config["rounds"]})})
-        for name in ("evaluation.json", "model.safetensors", "steps.json"):
-            folder.file(name).unlink(missing_ok=True)
-        for path in folder.checkpoints():
-            if folder.round_of(path) > last:
-                path.unlink()
-        write_json(folder.file("config.json"), {**config, "rounds": rounds})
+        new = {"extended.json": to_json({"from": sorted({*folder.extended_from(), config["rounds"]})}),
+               "config.json": to_json({**config, "rounds": rounds})}
+        later = [path for path in folder.checkpoints() if folder.round_of(path) > last]
+        folder.file("evaluation.json").unlink(missing_ok=True)  # first: from now on it is not finished
+        folder.record({**dict.fromkeys(RESULTS), **{f"checkpoints/{path.name}": None for path in later}})
+        for path in (*map(folder.file, RESULTS), *later):
+            path.unlink(missing_ok=True)
+        for name, content in new.items():
+            folder.replace(name, content)

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from anybit.federated.state import State
+from anybit.files.digests import Accepted
 from anybit.quant.ranges import StepTable
 from anybit.training.checkpoint import Checkpoint
 from anybit.training.run_folder import RunFolder
@@ -37,5 +38,7 @@ class Follower(RunFolder):
         return self.path
 
     def save_result(self, w: Mapping[str, Tensor], table: StepTable, evaluation: Mapping[str, Any]) -> None: ...
+
+    def record(self, changes: Mapping[str, Accepted | None]) -> None: ...
 
     def save_evaluation(self, evaluation: Mapping[str, Any]) -> None: ...

@@ -58,7 +58,7 @@ def open_run(path: Path | None, config: Config | None, make_task: Callable[[Conf
         folder = RunFolder.open(path)
         stored = folder.stored_config()
         task = make_task(stored)
-        _check_identity(folder, stored, task, warn or say)
+        _check_identity(folder, stored, task)
         if same and config is not None:
             _check_same(folder, stored, config if rounds is None else replace(config, rounds=stored.rounds), task, trusted)
         longer = None
@@ -93,12 +93,9 @@ def _identity(config: Config, task: Task) -> dict[str, Any]:
     return identity(task) if config.model.name == OBJECT else identity_of_data(task.data)
 
 
-def _check_identity(folder: RunFolder, config: Config, task: Task, warn: Callable[[str], None]) -> None:
+def _check_identity(folder: RunFolder, config: Config, task: Task) -> None:
     stored = folder.task()
-    if stored is None:
-        warn(f"warning: {folder.path} was begun by an earlier version, which recorded no data: whether these are the same "
-             "is not checked")
-    else:
+    if stored is not None:  # earlier versions recorded none, which opening the folder warned of
         check_identity(folder.path, stored, _identity(config, task))
 
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from anybit.errors import RunError
 from anybit.federated.metrics import Meaning, meaning_in
-from anybit.files.reading import read_json
 from anybit.quant.grid import FLOAT, Width
 from anybit.training.records import checked_metrics
 from anybit.training.run_folder import RunFolder
@@ -44,8 +43,7 @@ class RunRecord:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        path = self.folder.file("environment.json")
-        return _table(read_json(path), path) if path.exists() else {}
+        return self.folder.environment()
 
     @cached_property
     def evaluation(self) -> dict[str, Any] | None:

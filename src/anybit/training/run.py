@@ -112,7 +112,8 @@ class Run:
             measured = evaluator.mixed(w, self.steps().to(evaluator.data.test.device))
         scores = {width: Score(**score) for width, score in measured.items()}
         on_scores(scores)
-        self.folder.save_evaluation({**self.evaluation, "mixed": measured})
+        with self.folder.locked():
+            self.folder.save_evaluation({**self.evaluation, "mixed": measured})
         return scores
 
     def _evaluator(self) -> tuple[Evaluator, Tensors]:

@@ -1,19 +1,27 @@
-"""Parts of a run folder: whether a folder is free for a run, how a run goes on, and the lines of its logs."""
+"""Parts of a run folder: whether a folder is free for a run, how a run goes on, the lines of its logs, its split."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from anybit.config import OBJECT
 from anybit.errors import AnybitError, RunError
-from anybit.files.reading import bounded, read_bytes, read_json
-from anybit.files.safetensors import load
+from anybit.files.digests import MANIFEST
+from anybit.files.reading import bounded, read_json
+from anybit.files.safetensors import to_bytes
 from anybit.files.writing import is_temporary
+
+CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
+_BEFORE_CONFIG = ("lock", "checkpoints", "split.safetensors", "environment.json", "task.json", MANIFEST)
+"""What a run that was killed before its config was written can leave."""
 
 
 def resume_with(path: Path) -> str:
@@ -33,12 +41,13 @@ def check_free(path: Path) -> None:
         raise RunError(f"{path} already holds a run: resume it with '{resume_with(path)}', or choose another folder")
     for name in names:
         half = is_temporary(name) and not (path / name).is_dir()
-        if not half and name not in ("lock", "checkpoints", "split.safetensors", "environment.json", "task.json"):
+        if not half and name not in _BEFORE_CONFIG:
             raise RunError(f"{path} is not empty (it has {name}): choose a new folder")
 
-def lines_of(path: Path) -> list[bytes]:
+
+def lines_of(content: bytes | None) -> list[bytes]:
     """Split a log into lines, without a last one that has no end."""
-    return read_bytes(path).split(b"\n")[:-1] if path.exists() else []
+    return (content or b"").split(b"\n")[:-1]
 
 
 def entry_of(line: bytes) -> dict[str, Any] | None:
@@ -49,13 +58,13 @@ def entry_of(line: bytes) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) else None
 
 
-def rewound(path: Path, round: int, evaluated: bool) -> bytes:
+def rewound(content: bytes | None, round: int, evaluated: bool) -> bytes:
     """Return a log of metrics up to a round; not `evaluated`: without the evaluation that this one had as the last.
 
     Raises ValueError for a log that is damaged, or ends before.
     """
     kept = []
-    for line in lines_of(path):
+    for line in lines_of(content):
         entry = entry_of(line)
         if entry is None or type(entry.get("round")) is not int:
             raise ValueError("damaged")
@@ -68,9 +77,15 @@ def rewound(path: Path, round: int, evaluated: bool) -> bytes:
     raise ValueError("shorter")
 
 
-def split_of(path: Path) -> list[np.ndarray]:
-    """Read the examples of every client."""
-    tensors, _ = load(path)
+def split_bytes(split: Sequence[np.ndarray]) -> bytes:
+    """Return the content of split.safetensors."""
+    sizes = torch.tensor([len(index) for index in split])
+    every = torch.from_numpy(np.concatenate([np.asarray(index, np.int64) for index in split]))
+    return to_bytes({"sizes": sizes, "examples": every}, {})
+
+
+def split_of(tensors: Mapping[str, Tensor], path: Path) -> list[np.ndarray]:
+    """Return the examples of every client, from the tensors that the file at `path` holds."""
     every, sizes = (tensors.get(name, torch.zeros(0)).numpy() for name in ("examples", "sizes"))
     whole = all(values.dtype == np.int64 and values.ndim == 1 for values in (every, sizes))
     if not whole or not len(sizes) or sizes.min() < 0 or sizes.max() > len(every) or sizes.sum() != len(every):

@@ -1,6 +1,6 @@
-"""A run is a folder. Everything in it is JSON or safetensors, written whole or not at all.
+"""A run is a folder. Everything in it is JSON or safetensors, written whole or not at all, with its digest in manifest.json.
 
-config.json  environment.json  task.json  split.safetensors  metrics.jsonl  timing.jsonl  checkpoints/
+config.json  environment.json  task.json  split.safetensors  metrics.jsonl  timing.jsonl  checkpoints/  manifest.json
 at the end: model.safetensors  steps.json  evaluation.json; of a run that was extended: extended.json
 """
 
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +20,24 @@ from torch import Tensor
 from anybit.config import Config
 from anybit.errors import ConfigError, RunError
 from anybit.federated.state import State
-from anybit.files.holding import locked, no_link, own_folder
-from anybit.files.reading import read_json
-from anybit.files.safetensors import load, save
-from anybit.files.writing import stale, sync_folder, write_bytes, write_json, writing
+from anybit.files.digests import FORMAT, Digest, Digests
+from anybit.files.holding import locked, own_folder
+from anybit.files.safetensors import to_bytes
+from anybit.files.writing import stale, to_json, write_bytes, writing
 from anybit.quant.ranges import StepTable
 from anybit.schema import read
 from anybit.tensors import Tensors, moved
 from anybit.training.checkpoint import Checkpoint, named
+from anybit.training.ledger import METRICS, marked, unmarked
 from anybit.training.records import checked_evaluation
-from anybit.training.run_files import check_free, entry_of, lines_of, resume_with, rewound, split_of
+from anybit.training.run_files import check_free, resume_with, split_bytes, split_of
+from anybit.training.run_logs import Logs
 
 KEEP_CHECKPOINTS = 2
-_CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 
 
-class RunFolder:
+class RunFolder(Logs):
     """The files of one run."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def file(self, name: str) -> Path:
-        return self.path / name
 
     @staticmethod
     def create(path: Path, config: Mapping[str, Any], environment: Mapping[str, Any],
@@ -57,15 +50,18 @@ class RunFolder:
         folder = RunFolder(path)
         with writing(path, "choose another folder with --path"):
             path.mkdir(parents=True, exist_ok=True)
+        first = {**({} if split is None else {"split.safetensors": split_bytes(split)}),
+                 **({} if task is None else {"task.json": to_json(task)}),
+                 "environment.json": to_json(marked(environment, FORMAT))}
+        last = {"config.json": to_json(config)}
         with locked(path), writing(path, "choose another folder with --path"):
             check_free(path)  # somebody may have started here before we held it
             folder.kept.mkdir(exist_ok=True)
-            if split is not None:
-                folder.save_split(split)
-            if task is not None:
-                write_json(path / "task.json", task)
-            write_json(path / "environment.json", environment)
-            write_json(path / "config.json", config)
+            for name, content in first.items():
+                write_bytes(path / name, content)
+            Digests({name: (Digest.of(content),) for name, content in (first | last).items()}).write(path)
+            for name, content in last.items():
+                write_bytes(path / name, content)
         return folder
 
     @staticmethod
@@ -73,16 +69,17 @@ class RunFolder:
         if not (path / "config.json").is_file():
             raise RunError(f"{path} is not a run: it has no config.json" if path.exists() else f"{path} does not exist")
         own_folder(path / "checkpoints")
-        return RunFolder(path)
-
-    @property
-    def kept(self) -> Path:
-        """The folder of the checkpoints."""
-        return own_folder(self.file("checkpoints"))
+        folder = RunFolder(path)
+        folder.check()
+        return folder
 
     def config(self) -> Any:
         """Read the config as it is stored."""
-        return read_json(self.file("config.json"))
+        return self.json("config.json")
+
+    def environment(self) -> dict[str, Any]:
+        """Read what the run was trained with; empty where nobody recorded it."""
+        return unmarked(self._table("environment.json")) if self.file("environment.json").exists() else {}
 
     def stored_config(self) -> Config:
         """Read the config as an object."""
@@ -104,130 +101,54 @@ class RunFolder:
         return rounds
 
     def _table(self, name: str) -> dict[str, Any]:
-        content = read_json(self.file(name))
+        content = self.json(name)
         if not isinstance(content, dict):
             raise RunError(f"{self.file(name)} is damaged: it must be a table")
         return content
 
-    @property
-    def finished(self) -> bool:
-        return self.file("evaluation.json").exists()
-
-    @property
-    def whole(self) -> bool:
-        """Finished, with nothing of the result gone: else it can be made anew from the last checkpoint."""
-        return all(self.file(name).exists() for name in ("evaluation.json", "model.safetensors", "steps.json"))
-
-    def locked(self) -> AbstractContextManager[None]:
-        """Hold the folder while training in it."""
-        return locked(self.path)
-
-    @contextmanager
-    def _writing(self, name: str) -> Iterator[None]:
-        """Stop the run when a disk is full or broken; what is there stays, and the run can go on from it."""
-        try:
-            yield
-        except OSError as error:
-            kept = self.checkpoints()
-            again = f"continue with '{resume_with(self.path)}'" + (f" from {kept[-1].name}" if kept else "")
-            with writing(self.file(name), f"fix the disk, then {'do it again' if self.whole else again}"):
-                raise error
-
-    def append(self, log: str, entry: Mapping[str, Any]) -> None:
-        """Add a line to a log."""
-        line = (json.dumps(entry, ensure_ascii=False) + "\n").encode()
-        name = f"{log}.jsonl"
-        with self._writing(name), open(self.file(name), "ab", opener=no_link) as file:
-            file.write(line)
-
-    def lines(self, log: str) -> list[dict[str, Any]]:
-        """Read the entries of a log. A last line that a crash cut short is left out; any other damage is an error."""
-        path = self.file(f"{log}.jsonl")
-        entries = []
-        for number, line in enumerate(lines_of(path), 1):
-            entry = entry_of(line)
-            if entry is None:
-                raise RunError(f"{path}, line {number}, is damaged: '{resume_with(self.path)}' writes anew what came "
-                               "after the last checkpoint")
-            entries.append(entry)
-        return entries
-
-    def clear_logs(self) -> None:
-        """Drop what was logged before the first checkpoint."""
-        for log in ("metrics", "timing"):
-            with self._writing(f"{log}.jsonl"):
-                self.file(f"{log}.jsonl").unlink(missing_ok=True)
-
     def rewind_logs(self, checkpoint: Checkpoint) -> None:
         """Drop what was logged after the checkpoint; it will be logged again, the same."""
         if checkpoint.round in self.extended_from():
-            self._rewind_to_former_end(checkpoint.round)
+            config = self.stored_config()
+            self.rewind_to_former_end(checkpoint.round, config.evaluation.due(checkpoint.round)
+                                      or checkpoint.round == config.rounds)
         else:
-            self._truncate_metrics(checkpoint.metrics_bytes)
-        # Times are no part of the result: what is damaged of them does not keep a run from going on.
-        timing = [entry for line in lines_of(self.file("timing.jsonl")) if (entry := entry_of(line)) is not None
-                  and type(entry.get("round")) is int and entry["round"] <= checkpoint.round]
-        with self._writing("timing.jsonl"):
-            write_bytes(self.file("timing.jsonl"), "".join(json.dumps(entry) + "\n" for entry in timing).encode())
-
-    def _truncate_metrics(self, length: int) -> None:
-        metrics = self.file("metrics.jsonl")
-        if (metrics.stat().st_size if metrics.exists() else 0) < length:
-            raise self._too_short(metrics)
-        with self._writing("metrics.jsonl"), open(metrics, "ab", opener=no_link) as file:
-            file.truncate(length)
-
-    def _rewind_to_former_end(self, round: int) -> None:
-        """Make the metrics those of a run that was longer from the start, whose round this was not its last."""
-        metrics, config = self.file("metrics.jsonl"), self.stored_config()
-        try:
-            content = rewound(metrics, round, config.evaluation.due(round) or round == config.rounds)
-        except ValueError:
-            raise self._too_short(metrics) from None
-        with self._writing("metrics.jsonl"):
-            write_bytes(metrics, content)
-
-    @staticmethod
-    def _too_short(metrics: Path) -> RunError:
-        return RunError(f"{metrics} is shorter than its checkpoint says: it was edited or truncated; restore it, or "
-                        "delete the folder 'checkpoints' beside it to start again from round 0")
+            self.rewind_to_round(checkpoint.round, checkpoint.metrics_bytes)
 
     def tidy(self) -> None:
-        """Remove the temporary files of a process that was killed while writing. The caller holds the lock."""
-        for part in (*stale(self.path), *stale(self.kept)):
-            with self._writing(part.name):
+        """Clear away what a process left that was killed while writing. The caller holds the lock."""
+        newest = max(map(self.round_of, self.checkpoints()), default=0)
+        left = [path for path in self.found() if path not in self.checkpoints() and self.round_of(path) < newest]
+        for part in (*stale(self.path), *stale(self.kept), *left):
+            with self.writing(part.name):
                 part.unlink(missing_ok=True)
+        self.settle()
 
     def save_checkpoint(self, round: int, state: State, table: StepTable) -> Path:
-        """Write the state after `round` rounds and drop all but the newest checkpoints."""
+        """Write the state after `round` rounds and drop all but the newest checkpoints.
+
+        It counts once the manifest knows it; before, the metrics are synced: a checkpoint that says how long they are must
+        not outlive them in a power cut.
+        """
         path = self.kept / f"round-{round:06d}.safetensors"
-        with self._writing(f"checkpoints/{path.name}"):
-            self._write_checkpoint(path, round, state, table)
-            for old in self.checkpoints()[:-KEEP_CHECKPOINTS]:
-                old.unlink()
+        with self.writing(f"checkpoints/{path.name}"):
+            metrics = self.synced_metrics()
+            content = to_bytes(named(state, table), {"round": str(round), "metrics_bytes": str(metrics.size),
+                                                     "config": self.config_digest()})
+            write_bytes(path, content)
+            kept = [p for p in self.checkpoints() if p != path][1 - KEEP_CHECKPOINTS:]
+            names = {f"checkpoints/{p.name}" for p in kept}
+            known = self.digests.files if self.digests else {}
+            gone = {name: None for name in known if name.startswith("checkpoints/") and name not in names}
+            self.record({**gone, METRICS: (metrics,), f"checkpoints/{path.name}": (Digest.of(content),)})
+            for old in self.found():
+                if old not in (*kept, path) and self.round_of(old) < round:
+                    old.unlink()
         return path
-
-    def _write_checkpoint(self, path: Path, round: int, state: State, table: StepTable) -> None:
-        """Sync the metrics first: a checkpoint that says how long they are must not outlive them in a power cut."""
-        with open(self.file("metrics.jsonl"), "ab", opener=no_link) as metrics:
-            os.fsync(metrics.fileno())
-            length = metrics.tell()
-        sync_folder(self.path)
-        save(path, named(state, table), {"round": str(round), "metrics_bytes": str(length), "config": self.config_digest()})
-
-    def checkpoints(self) -> list[Path]:
-        """List the checkpoints, oldest first."""
-        files = self.kept.glob("*.safetensors")
-        return sorted((path for path in files if _CHECKPOINT.fullmatch(path.name)), key=self.round_of)
-
-    @staticmethod
-    def round_of(checkpoint: Path) -> int:
-        match = _CHECKPOINT.fullmatch(checkpoint.name)
-        return int(match[1]) if match else 0
 
     def load_checkpoint(self, path: Path, device: torch.device) -> Checkpoint:
         try:
-            tensors, metadata = load(path)
+            tensors, metadata = self.tensors(f"checkpoints/{path.name}")
             length, digest = int(metadata["metrics_bytes"]), metadata["config"]
             checkpoint = Checkpoint(path, int(metadata["round"]), moved(tensors, device), length)
             checkpoint.check()
@@ -253,42 +174,46 @@ class RunFolder:
         return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
     def save_split(self, split: Sequence[np.ndarray]) -> None:
-        sizes = torch.tensor([len(index) for index in split])
-        every = torch.from_numpy(np.concatenate([np.asarray(index, np.int64) for index in split]))
-        with self._writing("split.safetensors"):
-            save(self.file("split.safetensors"), {"sizes": sizes, "examples": every}, {})
+        self.replace("split.safetensors", split_bytes(split))
 
     def split(self) -> list[np.ndarray]:
-        return split_of(self.file("split.safetensors"))
+        return split_of(self.tensors("split.safetensors")[0], self.file("split.safetensors"))
 
     def save_result(self, w: Tensors, table: StepTable, evaluation: Mapping[str, Any]) -> None:
         """Write the trained model, its step sizes and the final evaluation, which comes last as the sign of completeness."""
-        with self._writing("model.safetensors"):
-            save(self.file("model.safetensors"), w, {"format": "pt"})
-            write_json(self.file("steps.json"), table.to_json())
-        self.save_evaluation(evaluation)
+        first = {"model.safetensors": to_bytes(w, {"format": "pt"}), "steps.json": to_json(table.to_json())}
+        last = {"evaluation.json": to_json(evaluation)}
+        with self.writing("evaluation.json"):
+            self.file("evaluation.json").unlink(missing_ok=True)
+        for name, content in first.items():
+            with self.writing(name):
+                write_bytes(self.file(name), content)
+        self.record({name: (Digest.of(content),) for name, content in (first | last).items()})
+        for name, content in last.items():
+            with self.writing(name):
+                write_bytes(self.file(name), content)
 
     def save_evaluation(self, evaluation: Mapping[str, Any]) -> None:
-        with self._writing("evaluation.json"):
-            write_json(self.file("evaluation.json"), evaluation)
+        """Exchange the final evaluation."""
+        self.replace("evaluation.json", to_json(evaluation))
 
     def model(self) -> dict[str, Tensor]:
         if not self.file("model.safetensors").exists():
             raise RunError(f"{self.path} has no trained model yet: finish it with '{resume_with(self.path)}'")
         with self._again("model.safetensors"):
-            return load(self.file("model.safetensors"))[0]
+            return self.tensors("model.safetensors")[0]
 
     def evaluation(self) -> dict[str, Any]:
         if not self.finished:
             raise RunError(f"{self.path} is not finished: continue it with '{resume_with(self.path)}'")
         with self._again("evaluation.json"):
-            return checked_evaluation(read_json(self.file("evaluation.json")), self.file("evaluation.json"))
+            return checked_evaluation(self.json("evaluation.json"), self.file("evaluation.json"))
 
     def steps(self) -> Any:
         if not self.file("steps.json").exists():
             raise RunError(f"{self.path} has no steps yet: finish it with '{resume_with(self.path)}'")
         with self._again("steps.json"):
-            return read_json(self.file("steps.json"))
+            return self.json("steps.json")
 
     @contextmanager
     def _again(self, name: str) -> Iterator[None]:
@@ -296,5 +221,6 @@ class RunFolder:
         try:
             yield
         except RunError as error:
-            anew = f"; delete it, and '{resume_with(self.path)}' makes it anew from {self.checkpoints()[-1].name}"
-            raise RunError(f"{error}{anew if self.file(name).exists() and self.checkpoints() else ''}") from None
+            anew = f"; delete it, and '{resume_with(self.path)}' makes it anew from {self.checkpoints()[-1].name}" \
+                if self.file(name).exists() and self.checkpoints() else ""
+            raise RunError(f"{error}{'' if anew in str(error) else anew}") from None
