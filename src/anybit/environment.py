@@ -16,7 +16,7 @@ import torch
 
 EXTRAS = {"cli": ("typer", "rich"), "report": ("matplotlib", "jinja2"), "digits": ("scikit-learn",),
           "data": ("datasets", "pillow"), "export": ("onnx", "onnxruntime", "onnxscript", "ml_dtypes"),
-          "executorch": ("executorch",), "flower": ("flwr", "ray")}
+          "executorch": ("executorch",), "sign": ("cryptography",), "flower": ("flwr", "ray")}
 
 
 def version(package: str) -> str | None:

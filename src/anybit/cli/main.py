@@ -14,7 +14,7 @@ import click
 import typer
 import typer.core
 
-from anybit.cli import bound, data, export, fleet, inspect, recipes, sweep, training
+from anybit.cli import bound, data, export, fleet, inspect, recipes, sweep, training, verification
 from anybit.cli.console import say
 from anybit.errors import AnybitWarning, RunError
 
@@ -43,11 +43,13 @@ def _before_any_verb(version: Annotated[bool, typer.Option(
 _VERBS: dict[str, Callable[..., None]] = {
     "ls": recipes.ls, "show": recipes.show, "cp": recipes.cp, "run": training.run, "resume": training.resume,
     "sweep": sweep.sweep, "collect": sweep.collect, "eval": inspect.evaluate, "report": inspect.report,
-    "bound": bound.bound, "export": export.export, "doctor": inspect.doctor}
+    "bound": bound.bound, "export": export.export, "verify": verification.verify,
+    "sign": verification.sign, "doctor": inspect.doctor}
 for verb, function in _VERBS.items():
     app.command(verb)(function)
 app.add_typer(data.app, name="data")
 app.add_typer(fleet.app, name="fleet")
+app.add_typer(verification.keys, name="keys")
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 """Errors of the file system that the user fixes outside anybit."""

@@ -40,7 +40,9 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, 
     if costs:
         report["bench"] = {file: asdict(cost) for file, cost in costs.items()}
     card = model_card(subject, exported, exporter.options.licence).encode()
-    files = [exporter.folder / name for name in dict.fromkeys((*(n for a in exported for n in (a.file, *a.files)), *costs))]
+    reference_file = ["fp32.onnx"] if (exporter.folder / "fp32.onnx").exists() else []
+    names = dict.fromkeys((*(n for a in exported for n in (a.file, *a.files)), *costs, *reference_file))
+    files = [exporter.folder / name for name in names]
     report["sha256"] = {**{path.name: hashlib.sha256(read_bytes(path)).hexdigest() for path in files},
                         "README.md": hashlib.sha256(card).hexdigest()}
     with writing(exporter.folder / "export.json", WHERE):

@@ -21,6 +21,8 @@ from anybit.files.writing import to_json, write_bytes
 MANIFEST = "manifest.json"
 FORMAT = 2
 """Of folders with a manifest. Those of the versions before have none."""
+_MARK = "format"
+"""In environment.json: that the folder has a manifest, so that a missing one is noticed."""
 State = Literal["ok", "damaged", "missing", "unknown"]
 _HEX = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"(?!\.)[^/\\\0]+(/(?!\.)[^/\\\0]+)?")
@@ -50,9 +52,12 @@ class Digests:
 
     @staticmethod
     def read(folder: Path) -> Digests | None:
-        """Read a folder's manifest; none where there is none."""
+        """Read a folder's manifest; none in folders of the versions before."""
         path = folder / MANIFEST
         if not path.exists():
+            if promised(folder):
+                raise RunError(f"{path} is missing: restore it; without it nobody knows whether the other files are those "
+                               "that the run wrote")
             return None
         content = read_json(path)
         try:
@@ -86,6 +91,23 @@ class Digests:
             return "ok" if None in accepted else "missing"
         return "ok" if any(d is not None and _same(d, content, growing and name.endswith(".jsonl")) for d in accepted) \
             else "damaged"
+
+
+def marked(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what environment.json says in a folder that has a manifest."""
+    return {**environment, _MARK: FORMAT}
+
+
+def unmarked(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what environment.json says of software and machine."""
+    return {key: value for key, value in environment.items() if key != _MARK}
+
+
+def promised(folder: Path) -> bool:
+    """Tell whether a folder must have a manifest."""
+    path = folder / "environment.json"
+    environment = read_json(path) if path.exists() else {}
+    return isinstance(environment, dict) and _MARK in environment
 
 
 def _same(digest: Digest, content: bytes, growing: bool) -> bool:

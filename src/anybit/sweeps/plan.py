@@ -17,9 +17,10 @@ from typing import Any
 from anybit import recipes
 from anybit.config import Config, from_recipe
 from anybit.errors import AnybitError, ConfigError, RunError
+from anybit.files.digests import MANIFEST, Digest, Digests
 from anybit.files.holding import locked, own_folder
-from anybit.files.reading import read_json
-from anybit.files.writing import stale, write_json, writing
+from anybit.files.reading import TEXT_LIMIT, parse_json, read_bytes
+from anybit.files.writing import stale, to_json, write_bytes, writing
 from anybit.schema import plain, read
 
 _SHARED = ("data", "engine", "device", "threads", "compute")
@@ -150,14 +151,20 @@ class SweepFolder:
         with locked(path), writing(path, "choose another folder with --path"):
             if is_sweep(path):  # somebody may have started one before we held the folder
                 return SweepFolder.open(path)._checked(runs)
-            write_json(path / "sweep.json", {"runs": [plain(run) for run in runs]})
+            content = to_json({"runs": [plain(run) for run in runs]})
+            Digests({"sweep.json": (Digest.of(content),)}).write(path)
+            write_bytes(path / "sweep.json", content)
         return SweepFolder(path, runs)
 
     @staticmethod
     def open(path: Path) -> SweepFolder:
         if not is_sweep(path):
             raise RunError(f"{path} is not a sweep: it has no sweep.json")
-        content = read_json(path / "sweep.json")
+        digests, raw = Digests.read(path), read_bytes(path / "sweep.json", TEXT_LIMIT)
+        if digests is not None and digests.state("sweep.json", raw) != "ok":
+            raise RunError(f"{path / 'sweep.json'} is damaged, edited or another sweep's: its SHA-256 is not the one in "
+                           f"{MANIFEST}; restore it from a copy")
+        content = parse_json(raw, path / "sweep.json")
         try:
             runs = [_planned(entry) for entry in content["runs"]]
         except (KeyError, IndexError, TypeError, AnybitError) as error:

@@ -16,7 +16,7 @@ from typing import Any
 from anybit.errors import AnybitWarning, RunError
 from anybit.files.digests import MANIFEST, Accepted, Digest, Digests, State
 from anybit.files.holding import locked, own_folder
-from anybit.files.reading import parse_json, read_bytes, read_json
+from anybit.files.reading import parse_json, read_bytes
 from anybit.files.safetensors import Loaded, from_bytes
 from anybit.files.writing import write_bytes, writing
 from anybit.training.run_files import CHECKPOINT, resume_with
@@ -26,8 +26,6 @@ RESULTS = ("evaluation.json", "model.safetensors", "steps.json")
 """What the last checkpoint can make anew."""
 _TEXTS = ("config.json", "task.json", "environment.json", "extended.json", METRICS, "evaluation.json", "steps.json")
 """Read and compared when a run is opened; tensors, which can be large, when they are used."""
-_MARK = "format"
-"""In environment.json: that the folder has a manifest, so that a missing one is noticed."""
 _ATTEMPTS = 5
 
 
@@ -66,10 +64,6 @@ class Ledger:
     def reload(self) -> None:
         """Read the manifest as it is now."""
         self._digests, self._loaded = Digests.read(self.path), True
-        environment = self.file("environment.json")
-        if self._digests is None and environment.exists() and _MARK in _table(read_json(environment)):
-            raise RunError(f"{self.file(MANIFEST)} is missing: restore it; without it nobody knows whether the other files "
-                           "are those that the run wrote")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -202,17 +196,3 @@ class Ledger:
             again = f"continue with '{resume_with(self.path)}'" + (f" from {kept[-1].name}" if kept else "")
             with writing(self.file(name), f"fix the disk, then {'do it again' if self.whole else again}"):
                 raise error
-
-
-def marked(environment: Mapping[str, Any], format: int) -> dict[str, Any]:
-    """Return what environment.json says of a folder that has a manifest."""
-    return {**environment, _MARK: format}
-
-
-def unmarked(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what environment.json says of software and machine."""
-    return {key: value for key, value in environment.items() if key != _MARK}
-
-
-def _table(content: Any) -> dict[str, Any]:
-    return content if isinstance(content, dict) else {}

@@ -20,7 +20,7 @@ from torch import Tensor
 from anybit.config import Config
 from anybit.errors import ConfigError, RunError
 from anybit.federated.state import State
-from anybit.files.digests import FORMAT, Digest, Digests
+from anybit.files.digests import Digest, Digests, marked, unmarked
 from anybit.files.holding import locked, own_folder
 from anybit.files.safetensors import to_bytes
 from anybit.files.writing import stale, to_json, write_bytes, writing
@@ -28,7 +28,7 @@ from anybit.quant.ranges import StepTable
 from anybit.schema import read
 from anybit.tensors import Tensors, moved
 from anybit.training.checkpoint import Checkpoint, named
-from anybit.training.ledger import METRICS, marked, unmarked
+from anybit.training.ledger import METRICS
 from anybit.training.records import checked_evaluation
 from anybit.training.run_files import check_free, resume_with, split_bytes, split_of
 from anybit.training.run_logs import Logs
@@ -52,7 +52,7 @@ class RunFolder(Logs):
             path.mkdir(parents=True, exist_ok=True)
         first = {**({} if split is None else {"split.safetensors": split_bytes(split)}),
                  **({} if task is None else {"task.json": to_json(task)}),
-                 "environment.json": to_json(marked(environment, FORMAT))}
+                 "environment.json": to_json(marked(environment))}
         last = {"config.json": to_json(config)}
         with locked(path), writing(path, "choose another folder with --path"):
             check_free(path)  # somebody may have started here before we held it
