@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 from fuzz import Reader
+from fuzz_runs import small_model, trained
+from fuzz_strangers import digests, hello, links
 from mutate import Mutate, mutate_bytes, mutate_json, mutate_lines, mutate_safetensors, mutate_toml
-from torch import nn
 
 import anybit
 from anybit import recipes
-from anybit.config import Config, from_recipe
+from anybit.config import from_recipe
 from anybit.data import cache, sources
 from anybit.data.cache import Manifest
-from anybit.data.examples import Data, as_examples, check_split
+from anybit.data.examples import check_split
 from anybit.errors import RunError
 from anybit.export.archive import FORMAT, read_archive
 from anybit.export.fleet import read_fleet
@@ -32,15 +33,11 @@ from anybit.quant.ranges import StepTable
 from anybit.report import accuracy_table, read_runs
 from anybit.reproduction.compare import compare
 from anybit.reproduction.text import as_json
-from anybit.schema import plain, read
+from anybit.schema import plain
 from anybit.sweeps.plan import SweepFolder, groups, plan
 from anybit.sweeps.results import read_results, write_results
 from anybit.training.build import written_out
-from anybit.training.computation import Computation, open_computation
-from anybit.training.loop import Simulation, begin, train
-from anybit.training.machine import computing
-from anybit.training.run_folder import RunFolder
-from anybit.training.task import Task
+from anybit.training.loop import begin
 
 FLEET = """[[device]]
 name = "phone"
@@ -52,36 +49,6 @@ count = 12
 name = "board"
 width = "W2"
 """
-_CLIENTS = [np.arange(0, 10), np.arange(10, 24)]
-
-
-def _model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-
-
-def _data() -> Data:
-    x, y = torch.randn(24, 1, 2, 2, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 2
-    return Data(as_examples(x, y, "train"), as_examples(x[:4], y[:4], "test"))
-
-
-def _config() -> Config:
-    config: Config = read(Config, {"data": {"name": "digits"}, "model": {"name": "lenet5"}, "rounds": 4, "cohort": 2,
-                                   "checkpoint_every": 2, "split": {"name": "iid", "clients": 2}, "device": "cpu",
-                                   "evaluation": {"every": 2, "bits": [32, 2], "sites": ["W"]}})
-    return config
-
-
-def _trained(home: Path) -> tuple[Computation, RunFolder]:
-    """A run folder that was really trained, of a model of a few weights."""
-    config = _config()
-    folder = RunFolder.create(home / "run", plain(config), {"torch": "2"}, _CLIENTS)
-    with computing(config):
-        computation = open_computation(Task(_model(), anybit.mqat(sites="WA"), _data(), _CLIENTS), config)
-        training = begin(computation, folder)
-        train(training, Simulation(training))
-    return computation, folder
-
 
 def recipe(home: Path) -> Reader:
     file = home / "recipes/mine.toml"
@@ -96,12 +63,12 @@ def recipe(home: Path) -> Reader:
 
 
 def config(home: Path) -> Reader:
-    _, folder = _trained(home)
+    _, folder = trained(home)
     return Reader(folder.file("config.json"), mutate_json, lambda: (anybit.Run.load(folder.path), read_runs([folder.path])))
 
 
 def checkpoint(home: Path) -> Reader:
-    computation, folder = _trained(home)
+    computation, folder = trained(home)
     metrics, timing = (folder.file(f"{log}.jsonl").read_bytes() for log in ("metrics", "timing"))
 
     def look() -> None:
@@ -112,7 +79,7 @@ def checkpoint(home: Path) -> Reader:
 
 
 def steps(home: Path) -> Reader:
-    _, folder = _trained(home)
+    _, folder = trained(home)
     shapes = dict[str, tuple[int, ...]].fromkeys(folder.steps(), ())
     return Reader(folder.file("steps.json"), mutate_json, lambda: (StepTable.from_json(folder.steps(), shapes),
                                                                    read_runs([folder.path])))
@@ -158,7 +125,7 @@ def npy(home: Path) -> Reader:
 
 
 def split(home: Path) -> Reader:
-    _, folder = _trained(home)
+    _, folder = trained(home)
     return Reader(folder.file("split.safetensors"), mutate_safetensors, lambda: check_split(folder.split(), 24))
 
 
@@ -170,7 +137,7 @@ def fleet(home: Path) -> Reader:
 
 
 def results(home: Path) -> Reader:
-    _, folder = _trained(home)
+    _, folder = trained(home)
     file = folder.file("results.json")
     write_results(read_results([folder.path]).results, file)
 
@@ -202,7 +169,7 @@ def sweep(home: Path) -> Reader:
 
 
 def _of_run(name: str, home: Path) -> Reader:
-    _, folder = _trained(home)
+    _, folder = trained(home)
 
     def look() -> None:
         accuracy_table(read_runs([folder.path])).as_json()
@@ -240,7 +207,7 @@ _VALUES: dict[str, Any] = {"client": 3, "round": 7, "examples": 24, "seconds": 0
 
 
 def _weights(factor: float = 1.0) -> Trainable:
-    return Trainable({name: factor * p.detach() for name, p in _model().named_parameters()})
+    return Trainable({name: factor * p.detach() for name, p in small_model().named_parameters()})
 
 
 def delta(bits: int, home: Path) -> Reader:
@@ -267,5 +234,6 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     "recipe": recipe, "config": config, "checkpoint": checkpoint, "steps": steps, "archive": archive, "manifest": manifest,
     "npy": npy, "split": split, "fleet": fleet, "results": results, "sweep": sweep,
     "evaluation": functools.partial(_of_run, "evaluation.json"), "metrics": functools.partial(_of_run, "metrics.jsonl"),
-    "timing": functools.partial(_of_run, "timing.jsonl"), "answer": answer, "delta": functools.partial(delta, 32),
+    "timing": functools.partial(_of_run, "timing.jsonl"), "digests": digests, "links": links, "hello": hello,
+    "answer": answer, "delta": functools.partial(delta, 32),
     "delta4": functools.partial(delta, 4)}

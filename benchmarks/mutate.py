@@ -10,17 +10,20 @@ from typing import Any
 
 Mutate = Callable[[bytes, random.Random], bytes]
 
+LONG = "a number of 5,000 digits"
+"""Stands for one, which json.dumps does not write."""
+_DIGITS = "9" * 5000
 _DEEP = "[" * 60 + "]" * 60
 NASTY: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 32, 255, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, -(2**63), 10**400, 0.0, -0.0, 0.5,
     1e-320, 1e308, float("nan"), float("inf"), "", " ", "x" * 3000, "../../../../etc/passwd", "/etc/passwd", "a\0b",
     "\x1b[2J", "é\u202e", "os:system", "subprocess:Popen", "W4", "FP32", "WA8", "W99", "mse", [], {}, [[]], [{}],
     {"": ""}, {"name": "os:system"}, [0] * 100, json.loads(_DEEP), "sequential", "cuda:99", "meta", "images", "digits",
-    "F32", "U8", "BOOL", "O")
+    "F32", "U8", "BOOL", "O", "²", "W²", "٣", "W٤", "Ⅷ", "\ud800", "W4\udcff", "9" * 5000, LONG, {"\ud800": 1}, {"²": 1})
 _KEYS = ("extends", "name", "data", "rounds", "a.b.c", "[x]", "[[device]]")
 _TOML = ("true", "0", "-1", "1e308", "inf", "nan", "9" * 400, "9" * 5000, "2020-01-01", "07:32:00", '"x"', "[]", "{}",
          '"../../../etc/passwd"', '"\\u001b[2J"', "[[1]]", "[" * 2000, "{a=" * 300, '"""', "''''", "[2, 99]", "[1.5]",
-         '{name="os:system"}')
+         '{name="os:system"}', "²", '"W²"', "٣", '"W٤"', '"\\ud800"', "0x" + "f" * 5000, "1_" * 3000 + "1")
 
 
 def mutate_bytes(content: bytes, draw: random.Random) -> bytes:
@@ -81,7 +84,11 @@ def mutate_json(content: bytes, draw: random.Random) -> bytes:
         tree = json.loads(content)
     except ValueError:
         return mutate_bytes(content, draw)
-    return mutate_bytes(content, draw) if draw.random() < 0.15 else json.dumps(mutate_tree(tree, draw)).encode()
+    return mutate_bytes(content, draw) if draw.random() < 0.15 else _written(mutate_tree(tree, draw))
+
+
+def _written(tree: Any) -> bytes:
+    return json.dumps(tree).replace(json.dumps(LONG), _DIGITS).encode()
 
 
 def mutate_lines(content: bytes, draw: random.Random) -> bytes:
@@ -128,8 +135,8 @@ def mutate_safetensors(content: bytes, draw: random.Random) -> bytes:
         body = mutate_bytes(body, draw)
     for key in ("packed", "activations"):
         if key in facts and draw.random() < 0.5:
-            facts[key] = json.dumps(mutate_tree(json.loads(facts[key]), draw))
+            facts[key] = _written(mutate_tree(json.loads(facts[key]), draw)).decode()
     if draw.random() < 0.7:
         header = mutate_tree(header, draw)
-    text = json.dumps(header).encode()
+    text = _written(header)
     return len(text).to_bytes(8, "little") + text + body

@@ -227,7 +227,7 @@ def test_scores_are_shown_before_a_disk_refuses_them(mlp: nn.Module, clients: li
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("anybit.training.run_folder.write_json", full)
+    monkeypatch.setattr("anybit.training.ledger.write_bytes", full)
     shown: list[str] = []
     with pytest.raises(RunError, match=r"evaluation\.json cannot be written .*: fix the disk, then do it again$"):
         run.mixed(lambda scores: shown.extend(scores))

@@ -16,6 +16,7 @@ import anybit
 from anybit.errors import RunError
 from anybit.training import identity
 from anybit.training.identity import described
+from tests.unrecorded import unrecorded
 
 Arrays = tuple[np.ndarray, np.ndarray]
 FEW: dict[str, Any] = {"rounds": 1, "cohort": 2, "engine": "sequential"}
@@ -121,11 +122,10 @@ def test_config_says_its_own_loss_and_metric(begun: Callable[..., anybit.Fitted]
     assert (config["loss"], config["metric"]) == (f"{__name__}:scaled.<locals>.<lambda>", "accuracy")
 
 
-def test_a_folder_without_an_identity_goes_on_with_a_warning(begun: Callable[..., anybit.Fitted], tmp_path: Path,
-                                                            capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "run/task.json").unlink()
-    begun(loss=scaled(2.0))
-    assert "warning" in capsys.readouterr().err
+def test_a_folder_without_an_identity_goes_on_with_a_warning(begun: Callable[..., anybit.Fitted], tmp_path: Path) -> None:
+    (unrecorded(tmp_path / "run") / "task.json").unlink()
+    with pytest.warns(anybit.AnybitWarning, match="neither its data nor digests of its files"):
+        begun(loss=scaled(2.0))
 
 
 def test_a_second_fit_is_told_of_resume(begun: Callable[..., anybit.Fitted]) -> None:

@@ -1,10 +1,11 @@
-"""Disks that are full or read-only, for real: a small file system of their own where that can be had."""
+"""Disks that are full or read-only, for real: a small file system of their own where that can be had. And small runs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.reliability.small_runs import train
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 if BENCHMARKS not in sys.path:
@@ -78,3 +81,24 @@ def _limited(place: Path) -> Disk:
                 folder.chmod(0o555 if state == "readonly" else 0o755)
         resource.setrlimit(resource.RLIMIT_FSIZE, (16 if state == "full" else hard, hard))
     return become
+
+
+NET = str(Path(__file__).parents[2] / "tools/net")
+
+
+@pytest.fixture(scope="session")
+def two_trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two finished runs of different seeds: run1, run2."""
+    home = tmp_path_factory.mktemp("two")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(NET)
+        for seed in (1, 2):
+            train(home / f"run{seed}", seed)
+    return home
+
+
+@pytest.fixture
+def two_runs(two_trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copies of them, free to be damaged."""
+    monkeypatch.syspath_prepend(NET)
+    return Path(shutil.copytree(two_trained, tmp_path / "runs"))

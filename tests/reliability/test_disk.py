@@ -24,6 +24,7 @@ from anybit.sweeps.results import read_results, write_results
 from anybit.training.course import Progress
 from anybit.training.run_folder import RunFolder
 from tests.reliability.conftest import Disk
+from tests.unrecorded import unrecorded
 
 Arrays = tuple[np.ndarray, np.ndarray]
 STATES = {"full": "No space left on device|File too large", "readonly": "Read-only file system|Permission denied"}
@@ -175,7 +176,7 @@ def test_a_link_in_a_handed_folder_harms_nothing_outside(fit: Callable[..., Any]
 def test_a_damaged_line_of_a_log_is_named(fit: Callable[..., Any], tmp_path: Path, line: str) -> None:
     """In the middle it is damage; only a last line without an end is what a crash leaves."""
     fit(tmp_path / "run")
-    folder = RunFolder.open(tmp_path / "run")
+    folder = RunFolder.open(unrecorded(tmp_path / "run"))
     whole = folder.file("metrics.jsonl").read_text()
     folder.file("metrics.jsonl").write_text(line + "\n" + whole)
     with pytest.raises(RunError, match=r"metrics.jsonl, line 1, is damaged"):

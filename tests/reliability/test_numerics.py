@@ -13,9 +13,11 @@ from torch import nn
 
 import anybit
 from anybit.errors import AnybitError, ConfigError, DataError, Diverged, ModelError
-from anybit.quant.grid import BITS, Grid, GridName, limits, quantize
+from anybit.federated.cohort import Cohort
+from anybit.quant.grid import BITS, Grid, GridName, Width, limits, quantize
 from anybit.quant.penalty import kurtosis, kurtosis_gap
 from anybit.quant.ranges import RangeRule, StepTable, all_bits, weight_steps
+from anybit.training.divergence import mean_loss
 from anybit.training.run_folder import RunFolder
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -158,3 +160,11 @@ def test_extreme_concentrations_still_split(alpha: float) -> None:
             continue
         split = function(labels, 1, 5, alpha)
         assert len(np.unique(np.concatenate(split))) == sum(map(len, split))
+
+
+def test_huge_losses_have_a_finite_mean() -> None:
+    """Their sum overflows in float32, and Infinity in the metrics is no JSON."""
+    rows = torch.ones(1, 2, 1)
+    cohort = Cohort(0, (0,), (Width(4, 32),), (2,), torch.zeros(1, 2, 2), rows.long(), rows, torch.zeros(1))
+    assert mean_loss(torch.tensor([[3e38, 3e38]]), cohort, str) == pytest.approx(3e38)
+    assert mean_loss(torch.tensor([[1.0, 2.0]]), cohort, str) == 1.5

@@ -135,7 +135,7 @@ def test_of_simultaneous_starts_exactly_one_wins(tmp_path: Path) -> None:
         assert all("in use by another process" in error or "already holds a run" in error
                    for error in results.values() if error)
         folder = RunFolder.open(path)
-        assert folder.config() == json.loads(folder.file("environment.json").read_text()) == {"number": winners[0]}
+        assert folder.config() == folder.environment() == {"number": winners[0]}
         assert {int(part[0]) for part in folder.split()} == {winners[0]}
 
 

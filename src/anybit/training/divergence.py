@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -23,7 +24,9 @@ def mean_loss(losses: Tensor, cohort: Cohort, advice: Callable[[], str]) -> floa
         i, k = (int(n) for n in (~torch.isfinite(losses)).nonzero()[0])
         raise Diverged(f"the loss is {float(losses[i, k])} in round {cohort.round + 1}, client {cohort.clients[i]}, "
                        f"local step {k + 1}, width {Width(*cohort.width_bits[i, k].tolist())}: {advice()}")
-    return float((losses * real).sum() / real.sum())
+    mean = float((losses * real).sum() / real.sum())
+    # Finite losses can have a sum that is not, in float32.
+    return mean if math.isfinite(mean) else float((losses.double() * real).sum() / real.sum())
 
 
 def check_finite(state: State, round: int, advice: Callable[[], str]) -> None:

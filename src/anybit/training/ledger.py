@@ -103,7 +103,9 @@ class Ledger:
         content = read_bytes(path) if path.exists() else None
         if self.digests is None:
             return "ok", content
-        growing = name.endswith(".jsonl") and not self.finished
+        growing = name == METRICS and not self.finished
+        if growing and not self.checkpoints():
+            return "ok", content  # without a checkpoint they are begun anew
         state = self.digests.state(name, content, growing)
         return ("ok" if state == "unknown" and (growing or content is None) else state), content
 
@@ -148,12 +150,8 @@ class Ledger:
                           "whether these are the same is not checked", AnybitWarning, stacklevel=1)
             return
         for name in _TEXTS:
-            path, logged = self.file(name), name == METRICS
-            # What is missing or will be made anew need not be as it was.
-            if (name in RESULTS and not (self.finished and path.exists())) or (
-                    logged and not self.finished and not self.checkpoints()):
-                continue
-            self.checked(name)
+            if name not in RESULTS or (self.finished and self.file(name).exists()):  # else it is made anew
+                self.checked(name)
         if "split.safetensors" in self.digests.files and not self.file("split.safetensors").exists():
             raise self._refusal("split.safetensors", "missing", None)
 
