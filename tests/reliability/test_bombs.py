@@ -77,6 +77,19 @@ def test_overlong_numbers_in_recipes_and_fleet_files_are_one_line(tmp_path: Path
         read_fleet(tmp_path / "fleet.toml")
 
 
+@pytest.mark.parametrize("width", ["W²", "W٣", "WA" + "9" * 5_000, "W4A٣", "Ⅷ"])
+def test_widths_have_few_digits_and_plain_ones(run: Path, tmp_path: Path, width: str) -> None:
+    (tmp_path / "fleet.toml").write_text(f"[[device]]\nname = 'a'\nwidth = '{width}'")
+    evaluation = json.loads((run / "evaluation.json").read_text())
+    evaluation["grid"][evaluation["own"]][width] = {"loss": 1.0, "metric": 1.0}
+    (run / "evaluation.json").write_text(json.dumps(evaluation))
+    for verb in (["eval", str(run), "--width", width], ["collect", str(run), "--out", str(tmp_path / "all.json")]):
+        with pytest.raises(AnybitError, match="write W4"):
+            command(verb)
+    with pytest.raises(ConfigError, match="write W4"):
+        read_fleet(tmp_path / "fleet.toml")
+
+
 @pytest.mark.parametrize("value", [HALF, "9" * 4_000, "9" * 5_000, f"[{HALF}]", f"{{{HALF}: 1}}"])
 @pytest.mark.parametrize("name", ["environment.json", "evaluation.json"])
 def test_halves_of_characters_and_overlong_numbers_in_a_run_are_one_line(run: Path, name: str, value: str) -> None:

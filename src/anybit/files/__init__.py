@@ -1,1 +1,1 @@
-"""Files: bounded reading, atomic writing, tensors, and plain data as dataclasses."""
+"""Files: bounded reading, atomic writing, tensors, digests and signatures."""

@@ -36,6 +36,7 @@ class Ledger:
         self.path = path
         self._digests: Digests | None = None
         self._loaded = False
+        self._held = False
 
     def file(self, name: str) -> Path:
         return self.path / name
@@ -70,7 +71,11 @@ class Ledger:
         """Hold the folder while training in it; another process may have written here since it was opened."""
         with locked(self.path):
             self.reload()
-            yield
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
 
     def record(self, changes: Mapping[str, Accepted | None]) -> None:
         """Write down what files are from now on, or may be while they are replaced; none: no part of the run."""
@@ -171,6 +176,8 @@ class Ledger:
 
     def checkpoints(self) -> list[Path]:
         """List the checkpoints of the run, oldest first; one that the manifest does not know was never completed."""
+        if not self._held:  # somebody else may be training here
+            self.reload()
         known = None if self.digests is None else self.digests.files
         return [path for path in self.found() if known is None or f"checkpoints/{path.name}" in known]
 

@@ -19,7 +19,7 @@ from anybit.files.reading import bounded, read_json
 from anybit.files.safetensors import to_bytes
 from anybit.files.writing import is_temporary
 
-CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
+CHECKPOINT = re.compile(r"round-([0-9]+)\.safetensors")
 _BEFORE_CONFIG = ("lock", "checkpoints", "split.safetensors", "environment.json", "task.json", MANIFEST)
 """What a run that was killed before its config was written can leave."""
 
