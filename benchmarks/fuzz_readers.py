@@ -161,6 +161,7 @@ def _paper_aside(look: Callable[[], None]) -> Callable[[], None]:
 
 def sweep(home: Path) -> Reader:
     held = SweepFolder.begin(home / "sweep", plan(["quickstart"], ["rounds=3"], [1, 2]))
+    (held.path / "manifest.json").unlink()
 
     def look() -> None:
         found = SweepFolder.open(held.path)

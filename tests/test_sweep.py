@@ -179,6 +179,7 @@ def test_another_definition_is_refused(small: SweepFolder, home: Path) -> None:
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"runs": [{"name": "a"}]}', '{"runs": [3]}'])
 def test_a_damaged_sweep_is_named(small: SweepFolder, content: str) -> None:
+    Path("sweep/manifest.json").unlink()  # which would tell
     Path("sweep/sweep.json").write_text(content)
     with pytest.raises(RunError, match=r"sweep\.json"):
         SweepFolder.open(Path("sweep"))
@@ -188,6 +189,7 @@ def test_a_damaged_sweep_is_named(small: SweepFolder, content: str) -> None:
 def test_a_run_of_a_sweep_stays_inside_its_folder(small: SweepFolder, name: str) -> None:
     content = json.loads(Path("sweep/sweep.json").read_text())
     content["runs"][0]["name"] = name
+    Path("sweep/manifest.json").unlink()
     Path("sweep/sweep.json").write_text(json.dumps(content))
     with pytest.raises(RunError, match="is no name of a folder"):
         SweepFolder.open(Path("sweep"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -128,3 +129,11 @@ def test_a_deleted_lock_lets_nobody_in(two_runs: Path) -> None:
             pass
     with RunFolder(folder.path).locked():
         pass
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_file_that_is_far_too_long_is_not_read(two_runs: Path, earlier: bool) -> None:
+    run = unrecorded(two_runs / "run1") if earlier else two_runs / "run1"
+    os.truncate(run / "steps.json", 65 << 20)
+    with pytest.raises(RunError, match=r"steps\.json has 68,157,440 bytes: such a file has at most"):
+        command(verbs(run)["export"])

@@ -16,7 +16,7 @@ from typing import Any
 from anybit.errors import AnybitWarning, RunError
 from anybit.files.digests import MANIFEST, Accepted, Digest, Digests, State
 from anybit.files.holding import locked, own_folder
-from anybit.files.reading import parse_json, read_bytes
+from anybit.files.reading import TEXT_LIMIT, parse_json, read_bytes
 from anybit.files.safetensors import Loaded, from_bytes
 from anybit.files.writing import write_bytes, writing
 from anybit.training.run_files import CHECKPOINT, resume_with
@@ -105,7 +105,7 @@ class Ledger:
     def state(self, name: str) -> tuple[State, bytes | None]:
         """Compare a file with the manifest; a folder without one has nothing to compare, and every file is as it is."""
         path = self.file(name)
-        content = read_bytes(path) if path.exists() else None
+        content = read_bytes(path, TEXT_LIMIT if path.suffix == ".json" else None) if path.exists() else None
         if self.digests is None:
             return "ok", content
         growing = name == METRICS and not self.finished
