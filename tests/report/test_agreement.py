@@ -65,7 +65,7 @@ def test_what_was_tried_stands_beside_it_nearest_first() -> None:
             result(f"{LENET}/qat4", 1, {b: v + 9 for b, v in qat.items()}, overrides=("model.init=he",)),
             result(f"{LENET}/qat4", 1, {b: v + 1 for b, v in qat.items()}, overrides=("model.init=xavier",))]
     page = summary(compare(runs), Path("img"), Path("page.md"))
-    assert "| QAT (W-4), Table 8 | 32, 8, 6, 4, 3 | 4.00 | **model.init=xavier (1.00)**; model.init=he (9.00) | at 8, 6" in page
+    assert "| 32, 8, 6, 4, 3 | 4.00 | **model.init=xavier (1.00)**; model.init=he (9.00) | at 8, 6 and 3 bits" in page
 
 
 def test_the_committed_pages_are_those_of_the_committed_results() -> None:

@@ -52,8 +52,8 @@ def agreement(tables: Iterable[ComparedTable]) -> str:
                  if table.literal(name) is not table.columns[name]]
     literal = f" With the text's own settings where a recipe departs from them ({', '.join(departing)}), it is " \
               f"{count(tables, ComparedTable.literal)}." if departing else ""
-    return (f"{recipes} figures lie within {TOLERANCE:g} points of the paper's under the recipes' reading of it, doubted ones "
-            f"aside and those in several tables counted once; of what quantization takes from full precision, "
+    return (f"{recipes} figures lie within {TOLERANCE:g} points of the paper's under the recipes' reading of it, doubted "
+            f"ones aside and those in several tables counted once; of what quantization takes from full precision, "
             f"{recipes.drops_within} of {recipes.drops}.{literal} Under the reading that fits each column best, it is "
             f"{count(tables, ComparedTable.best)}.")
 

@@ -14,25 +14,28 @@ from anybit.reproduction.facts import facts
 from anybit.reproduction.overfitting import courses
 
 _SUMMARY = ("Accuracy in percent on the whole test set. Cells: ours, with the standard deviation over seeds where there are "
-            f"several · the paper's · the difference, **bold** beyond {TOLERANCE:g} points; a figure of the paper marked ? is "
-            "doubted. The figures show the same: lines with markers ours, dashed the paper's, dotted ours with steps found "
-            "again after training. {details}: two decimals, seeds, settings, doubts, other readings, and the commands that "
-            "train every column again. `anybit collect` keeps their results, and `anybit report --paper RESULTS --out IMAGES "
-            "--markdown PAGE` makes these pages.")
+            f"several · the paper's · the difference, **bold** beyond {TOLERANCE:g} points; a figure of the paper marked ? "
+            "is doubted. The figures show the same: lines with markers ours, dashed the paper's, dotted ours with steps "
+            "found again after training. {details}: two decimals, seeds, settings, doubts, other readings, and the "
+            "commands that train every column again. `anybit collect` keeps their results, and `anybit report --paper "
+            "RESULTS --out IMAGES --markdown PAGE` makes these pages.")
 _DETAILS = ("Accuracy in percent, mean ± standard deviation over seeds, on the whole test set. *Difference*: ours − paper, "
             f"**bold** beyond {TOLERANCE:g} points. *Re-estimated*: with steps found again after training (weights by least "
             "squared error, activations by the run's own rule) instead of the variant's own, where that changes a figure by "
-            f"more than {TOLERANCE:g} points. A figure of the paper marked ? is doubted below its table. The command above a "
-            "table trains its columns.")
+            f"more than {TOLERANCE:g} points. A figure of the paper marked ? is doubted below its table. The command above "
+            "a table trains its columns.")
 _READINGS = ("What the paper leaves open, tried otherwise than in the recipe: each line names the settings to add to the "
              "command. *Off by*: the mean distance from the paper's figures, doubted ones aside.")
-_DEPARTURES = ("Every column with a figure that is off by more than {tolerance:g} points: by how much on average, which other "
-               "readings were trained (and how far off they are, **bold** if nearer), and what may be behind it. *Chance*: ours "
-               "and the paper's, which is one seed on {images:,} images, differ by less than two standard deviations of such a "
-               "difference (those of the baseline for one seed of a variant that does not round in training).")
-_CLAIMS = ("Every ordering that the paper's text claims and that was measured. Where a claim compares several figures, how many "
-           "of the comparisons hold. *By*: how far the narrowest of them is from turning over, in points; less than the "
-           "deviation over seeds is no evidence either way.")
+_DEPARTURES = (f"Every column with a figure that is off by more than {TOLERANCE:g} points: by how much on average, which "
+               "other readings were trained (and how far off they are, **bold** if nearer), and what may be behind it. "
+               f"*Chance*: ours and the paper's, which is one seed on {PAPER_IMAGES:,} images, differ by less than two "
+               "standard deviations of such a difference (those of the baseline for one seed of a variant that does not "
+               "round in training).")
+_CLAIMS = ("Every ordering that the paper's text claims and that was measured. Where a claim compares several figures, how "
+           "many of the comparisons hold. *By*: how far the narrowest of them is from turning over, in points; less than "
+           "the deviation over seeds is no evidence either way.")
+_COURSES = ("Left: test loss, of MQAT after quantization at the lowest width it trains at, else in full precision. Right: "
+            "test accuracy in full precision. Mean over seeds, with their extremes shaded.")
 _SUFFIX = "-readings"
 
 
@@ -45,15 +48,15 @@ def summary(comparison: Comparison, images: Path, page: Path) -> str:
     """Write the page of all tables and claims, with the plots in the folder `images`."""
     beside = Path(os.path.relpath(str(images), str(page.parent)))
     said = _SUMMARY.format(details=f"[Behind the figures]({details_of(page).name})")
-    lines = ["# Ours and the paper's\n", f"The paper: {facts().citation}.\n", f"{said}\n", f"{agreement(comparison.tables)}\n"]
+    lines = ["# Ours and the paper's\n", f"The paper: {facts().citation}.\n", f"{said}\n",
+             f"{agreement(comparison.tables)}\n"]
     for table in comparison.tables:
         lines += [f"## {_title(table)}\n", _compact(table), "", _image(table.title, beside / f"paper-{table.key}.png")]
     if found := departures(comparison.tables):
-        lines += [f"## Beyond {TOLERANCE:g} points\n", f"{_DEPARTURES.format(tolerance=TOLERANCE, images=PAPER_IMAGES)}\n",
+        lines += [f"## Beyond {TOLERANCE:g} points\n", f"{_DEPARTURES}\n",
                   _table(["", "at bits", "off by", "tried", "explanation"], [_departure(d) for d in found]), ""]
     if homes := courses(comparison.by_recipe):
-        lines += ["## Overfitting\n", "Left: test loss, of MQAT after quantization at the lowest width it trains at, else in full "
-                  "precision. Right: test accuracy in full precision. Mean over seeds, with their extremes shaded.\n"]
+        lines += ["## Overfitting\n", f"{_COURSES}\n"]
         lines += [_image(home, beside / f"overfitting-{home}.png") for home in homes]
     verdicts = [verdict for verdict in comparison.verdicts if verdict.measured]
     lines += ["## Claims\n", f"{_CLAIMS} {_not_measured(comparison.verdicts)}\n",
@@ -65,8 +68,8 @@ def details(comparison: Comparison, page: Path) -> str:
     """Write the page of everything behind the summary `page`."""
     lines = ["# Behind the figures\n", f"All of [ours and the paper's]({page.name}). {_DETAILS}\n"]
     for table in comparison.tables:
-        lines += [f"## {_title(table)}\n", "```", *text.commands(table), "```\n", _table(text.head(table), _bold(text.rows(table))),
-                  "", *(f"- {note}" for note in text.notes(table)), ""]
+        lines += [f"## {_title(table)}\n", "```", *text.commands(table), "```\n",
+                  _table(text.head(table), _bold(text.rows(table))), "", *(f"- {note}" for note in text.notes(table)), ""]
         if readings := text.reading_rows(table):
             lines += ["### Other readings\n", f"{_READINGS}\n", _table([*text.head(table), text.READING_HEAD], readings), ""]
     for home, courses_of in courses(comparison.by_recipe).items():
@@ -107,14 +110,14 @@ def _departure(found: Departure) -> list[str]:
     best = found.table.best(found.name)
     tried = "; ".join(f"{mark}{' '.join(column.reading)} ({column.off:.2f}){mark}" for column in found.tried
                       for mark in ["**" if column is best else ""])
-    return [f"{found.column.title}, {found.table.number}", ", ".join(map(str, found.column.beyond)), f"{found.column.off:.2f}",
+    column = found.column
+    return [f"{column.title}, {found.table.number}", ", ".join(map(str, column.beyond)), f"{column.off:.2f}",
             tried or MISSING, found.explanation]
 
 
 def _not_measured(verdicts: Sequence[Verdict]) -> str:
-    tables = {verdict.claim.table: facts().tables[verdict.claim.table].number for verdict in verdicts if not verdict.measured}
-    missing = sum(not verdict.measured for verdict in verdicts)
-    return f"Not measured: {missing} more, of {', '.join(tables.values())}." if missing else ""
+    missing = [facts().tables[verdict.claim.table].number for verdict in verdicts if not verdict.measured]
+    return f"Not measured: {len(missing)} more, of {', '.join(dict.fromkeys(missing))}." if missing else ""
 
 
 def _bold(lines: text.Rows) -> text.Rows:
