@@ -42,7 +42,8 @@ def assert_same(ours: list[Tensor], reference: list[Tensor]) -> None:
 @pytest.mark.parametrize(("images", "inner", "side", "outer", "kernel", "stride", "padding"), [
     (2, 3, 8, 16, 3, 1, 1), (2, 16, 8, 16, 3, 1, 1), (2, 16, 8, 32, 3, 2, 1), (1, 20, 9, 50, 5, 1, 0),
     (2, 3, 9, 20, 5, 1, 0), (1, 70, 5, 80, 3, 1, 1),
-    (1, 70, 5, 80, 3, 2, 1), (2, 16, 7, 16, 1, 2, 0), (3, 4, 7, 5, 3, 2, 0), (1, 2, 6, 3, 2, 1, 1)])
+    (1, 70, 5, 80, 3, 2, 1), (2, 16, 7, 16, 1, 2, 0), (3, 4, 7, 5, 3, 2, 0), (1, 2, 6, 3, 2, 1, 1),
+    (2, 3, 16, 16, 7, 2, 3)])
 def test_convolution(images: int, inner: int, side: int, outer: int, kernel: int, stride: int, padding: int) -> None:
     from anybit.kernels.convolution import conv2d
 

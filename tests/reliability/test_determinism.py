@@ -31,13 +31,18 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 12, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12 * 16, 4))
 
 
-@pytest.fixture(scope="module")
-def examples() -> tuple[Data, list[np.ndarray]]:
+def drawn() -> tuple[Data, list[np.ndarray]]:
+    """Five uneven clients."""
     draw = np.random.default_rng(2)
     x, y = draw.normal(size=(150, 1, 8, 8)).astype(np.float32), draw.integers(4, size=150)
     ends = [0, 1, 30, 70, 110, 150]
     data = Data(as_examples(x, y, "train"), as_examples(x[:20], y[:20], "test"))
     return data, [np.arange(a, b) for a, b in pairwise(ends)]
+
+
+@pytest.fixture(scope="module")
+def examples() -> tuple[Data, list[np.ndarray]]:
+    return drawn()
 
 
 @pytest.fixture

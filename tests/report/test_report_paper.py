@@ -15,6 +15,7 @@ from anybit.errors import RunError
 from anybit.quant.grid import Width
 from anybit.report.style import styled
 from anybit.reproduction import text as paper_text
+from anybit.reproduction.agreement import Count, agreement, count
 from anybit.reproduction.compare import Measured, compare
 from anybit.reproduction.facts import facts
 from anybit.reproduction.overfitting import courses
@@ -93,9 +94,10 @@ def test_rows_to_print(results: list[Result]) -> None:
     assert paper_text.rows(table)[6][-1] == "−44.44 !"
     assert paper_text.rows(table)[5][-1] == "61.44 ?"
     assert any("61.44 at 2 bits is above 58.4" in note for note in paper_text.notes(table))
-    assert paper_text.agreement([table]) == ("11 of 11 figures lie within 2 points of the paper's, doubted ones aside and "
-                                             "those in several tables counted once; of what quantization takes from full "
-                                             "precision, 9 of 9.")
+    assert agreement([table]) == ("11 of 11 figures lie within 2 points of the paper's under the recipes' reading of it, "
+                                  "doubted ones aside and those in several tables counted once; of what quantization takes "
+                                  "from full precision, 9 of 9. Under the reading that fits each column best, it is 11 of "
+                                  "11.")
     assert "Clients: split.name = dirichlet, split.clients = 100, split.alpha = 1.0." in paper_text.notes(table)
 
 
@@ -103,8 +105,7 @@ def test_losses_from_full_precision_are_compared_apart_from_accuracy() -> None:
     figures = papers(f"{LENET}/baseline", "baseline", 5)
     (table,) = compare([result(f"{LENET}/baseline", 1, {**figures, 2: figures[2] - 3})]).tables
     assert table.columns["baseline"].drops == pytest.approx({8: 0, 6: 0, 4: 0, 3: 0, 2: -3}, abs=1e-9)
-    assert paper_text.agreement([table]).startswith("1 of 6 figures"), "5 points more everywhere but at 2 bits"
-    assert paper_text.agreement([table]).endswith("4 of 5.")
+    assert count([table]) == Count(1, 6, 4, 5), "5 points more everywhere but at 2 bits"
 
 
 def test_claims_hold_or_do_not_or_were_not_measured(results: list[Result]) -> None:
@@ -127,9 +128,8 @@ def test_the_baseline_stands_in_every_table_of_its_network() -> None:
     comparison = compare([result(recipe, 1, papers(recipe, "baseline"))])
     assert [table.number for table in comparison.tables] == ["Table 5", "Table 9", "Table 11", "Table 3", "Table 4"]
     assert [len(table.bits) for table in comparison.tables] == [6, 6, 6, 6, 1]
-    said = paper_text.agreement(comparison.tables)
-    assert " of 16 figures" in said, "full precision, and five widths each of W, A and WA"
-    assert said.endswith(" of 15.")
+    counted = count(comparison.tables)
+    assert (counted.figures, counted.drops) == (16, 15), "full precision, and five widths each of W, A and WA"
 
 
 def test_what_the_paper_does_not_say_stands_below_the_table() -> None:
@@ -279,11 +279,16 @@ def test_report_paper_prints_draws_and_writes(results: list[Result], tmp_path: P
     assert "CIFAR-10, LeNet-5, weights quantized (Table 8)" in output.out
     assert "left out, because it is no column of the paper: mqat-seed1" in output.err
     page = Path("docs/reproduction.md").read_text()
-    assert "| Baseline, ours | 68.50 ± 2.12 |" in page
-    assert "| **−44.44** |" in page
-    assert "![CIFAR-10, LeNet-5, weights quantized: ours and the paper's](img/paper-cifar10_lenet5_w.png)" in page
+    assert "| Baseline | 68.5 ± 2.1 · 69.0 · −0.5 |" in page
+    assert "17.0 · 61.4? · **−44.4** |" in page
+    assert "![CIFAR-10, LeNet-5, weights quantized](img/paper-cifar10_lenet5_w.png)" in page
+    assert "[Behind the figures](reproduction-readings.md)" in page
     assert "- 4 runs (8.0 hours of training) in the tables\n" in page
-    assert str(tmp_path) not in page
+    behind = Path("docs/reproduction-readings.md").read_text()
+    assert "| Baseline, ours | 68.50 ± 2.12 |" in behind
+    assert "| **−44.44** |" in behind
+    assert "anybit sweep paper/cifar10-lenet5/baseline --seeds 1,2" in behind
+    assert str(tmp_path) not in page + behind
     assert {p.name for p in Path("docs/img").iterdir()} >= {"paper-cifar10_lenet5_w.png", "paper-cifar10_lenet5_w.svg"}
     first = {p: p.read_bytes() for p in Path("docs").rglob("*.*")}
     run(command)

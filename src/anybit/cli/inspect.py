@@ -69,7 +69,8 @@ def report(paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="R
            out: Annotated[Path | None, typer.Option(help="Where to write; default: report/ in the first run.")] = None,
            paper: Annotated[bool, typer.Option("--paper", help="Compare with the paper's figures instead; RUN may also "
                                                                "be a sweep or a results file.")] = False,
-           markdown: Annotated[Path | None, typer.Option(help="With --paper: write the comparison here, too.")] = None,
+           markdown: Annotated[Path | None, typer.Option(help="With --paper: write the comparison here, too; what is "
+                                                                "behind it goes to NAME-readings.md.")] = None,
            json: Json = False, debug: Debug = False) -> None:
     """Compare runs: a table here, and one HTML page with plots. Or compare them with the paper's figures."""
     from anybit.files.holding import own_folder
@@ -112,6 +113,7 @@ def _report_paper(paths: list[Path], out: Path, markdown: Path | None, json: boo
 
 def _print_comparison(comparison: Comparison) -> None:
     from anybit.reproduction import text as paper_text
+    from anybit.reproduction.agreement import agreement
     from anybit.reproduction.overfitting import courses
 
     for table in comparison.tables:
@@ -126,7 +128,7 @@ def _print_comparison(comparison: Comparison) -> None:
         print_table(paper_text.OVERFITTING_HEAD, paper_text.overfitting_rows(lines))
         print()
     print_table(paper_text.CLAIM_HEAD, paper_text.claim_rows(comparison.verdicts))
-    print_lines(f"\n{paper_text.agreement(comparison.tables)} Beyond that: !, doubted: ?")
+    print_lines(f"\n{agreement(comparison.tables)} Beyond that: !, doubted: ?")
 
 
 def doctor(engines: Annotated[bool, typer.Option("--engines", help="Measure all engines on LeNet-5 and ResNet-20.")] = False,

@@ -10,6 +10,7 @@ from anybit.layers import GroupNormReLU, Subsample
 from anybit.models.initial import Init, initialize
 
 Shortcut = Literal["A", "B"]
+Stem = Literal["3x3", "7x7"]
 
 
 class Block(nn.Module):
@@ -34,13 +35,18 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A 3×3 stem, stages of blocks that halve the image and have more channels, global average pooling, one linear."""
+    """A stem, stages of blocks that halve the image and have more channels, global average pooling, one linear.
+
+    The stem is one 3×3 convolution, or ImageNet's 7×7 of stride 2 and a max-pool, which leave a sixteenth of the pixels.
+    """
 
     def __init__(self, in_channels: int, classes: int, channels: tuple[int, ...], blocks: int, groups: int,
-                 shortcut: Shortcut, init: Init) -> None:
+                 shortcut: Shortcut, init: Init, stem: Stem = "3x3") -> None:
         super().__init__()
-        self.stem = nn.Conv2d(in_channels, channels[0], 3, 1, 1, bias=False)
+        size, stride, padding = (3, 1, 1) if stem == "3x3" else (7, 2, 3)
+        self.stem = nn.Conv2d(in_channels, channels[0], size, stride, padding, bias=False)
         self.norm = GroupNormReLU(groups, channels[0])
+        self.pool: nn.Module | None = None if stem == "3x3" else nn.MaxPool2d(3, 2, 1)
         inputs, stages = channels[0], []
         for stage, outputs in enumerate(channels):
             for block in range(blocks):
@@ -51,7 +57,8 @@ class ResNet(nn.Module):
         initialize((layer for layer in self.modules() if isinstance(layer, nn.Conv2d)), self.head, init)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.blocks(self.norm(self.stem(x))).mean((2, 3)))
+        x = self.norm(self.stem(x))
+        out: Tensor = self.head(self.blocks(x if self.pool is None else self.pool(x)).mean((2, 3)))
         return out
 
 
@@ -61,6 +68,11 @@ def resnet20(in_channels: int = 3, classes: int = 10, groups: int = 2, shortcut:
     return ResNet(in_channels, classes, (16, 32, 64), 3, groups, shortcut, init)
 
 
-def resnet18(in_channels: int = 3, classes: int = 200, groups: int = 2, init: Init = "torch") -> nn.Module:
-    """Build ResNet-18 for 64×64 images: 4 stages × 2 blocks of 64…512 channels, no pooling after a 3×3 stem."""
-    return ResNet(in_channels, classes, (64, 128, 256, 512), 2, groups, "B", init)
+def resnet18(in_channels: int = 3, classes: int = 200, groups: int = 2, init: Init = "torch",
+             stem: Stem = "3x3") -> nn.Module:
+    """Build ResNet-18: 4 stages × 2 blocks of 64…512 channels.
+
+    stem: ImageNet's ("7x7" of stride 2, then a max-pool of stride 2), or "3x3" without pooling, which keeps the pixels of
+    a small image for the first stage, at sixteen times the work.
+    """
+    return ResNet(in_channels, classes, (64, 128, 256, 512), 2, groups, "B", init, stem)

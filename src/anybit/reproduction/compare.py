@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from anybit.errors import RunError
 from anybit.quant.grid import FLOAT, SiteKinds, Width
@@ -14,6 +15,10 @@ from anybit.sweeps.results import Result
 
 TOLERANCE = 2.0
 """Points of accuracy within which two figures agree: the paper's come from one seed and 5,000 images."""
+
+
+PAPER_IMAGES = 5000
+"""Images behind a figure of the paper: its accuracies are multiples of 0.02 %."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ class ComparedColumn:
     """Settings beside the recipe that train it again."""
     reading: tuple[str, ...] = ()
     """The overrides that change what is trained."""
+    scatter: Mapping[int, float] = field(default_factory=dict)
+    """Standard deviations over seeds by bits; the baseline's for one seed with step sizes found after training."""
 
     @property
     def differences(self) -> dict[int, float]:
@@ -83,6 +90,24 @@ class ComparedColumn:
         """The mean distance of ours from the paper's."""
         return statistics.fmean(map(abs, self.differences.values())) if self.differences else None
 
+    @property
+    def beyond(self) -> dict[int, float]:
+        """The differences that exceed the tolerance."""
+        return {bits: points for bits, points in self.differences.items() if abs(points) > TOLERANCE}
+
+    @property
+    def chance(self) -> bool:
+        """True if every difference beyond the tolerance lies within two standard deviations of a difference.
+
+        Ours is a mean over n seeds, the paper's one seed on 5,000 images: σ² = s²·(1 + 1/n) + p·(1 − p)/5,000.
+        """
+        def allowed(bits: int) -> float:
+            p = (self.cells[bits].paper or 0.0) / 100
+            return 2 * math.hypot(self.scatter[bits] * math.sqrt(1 + 1 / len(self.seeds)),
+                                  100 * math.sqrt(p * (1 - p) / PAPER_IMAGES))
+
+        return all(bits in self.scatter and abs(points) <= allowed(bits) for bits, points in self.beyond.items())
+
 
 @dataclass(frozen=True)
 class ComparedTable:
@@ -95,6 +120,17 @@ class ComparedTable:
     columns: Mapping[str, ComparedColumn]
     readings: Mapping[str, tuple[ComparedColumn, ...]]
     """By column: the same under readings of the paper other than the recipe's."""
+
+    def best(self, name: str) -> ComparedColumn:
+        """Return a column under the reading nearest to the paper's figures among those trained for all its rounds."""
+        own = self.columns[name]
+        whole = [c for c in self.readings[name] if c.off is not None and not any(o.startswith("rounds=") for o in c.reading)]
+        return own if own.off is None else min([own, *whole], key=lambda column: column.off or 0.0)
+
+    def literal(self, name: str) -> ComparedColumn:
+        """Return a column as the paper's text has it where the recipe departs from it and both were trained."""
+        wanted = facts().literal.get(self.columns[name].recipe)
+        return next((c for c in self.readings[name] if c.reading == wanted), self.columns[name])
 
     @property
     def bits(self) -> list[int]:
@@ -181,7 +217,14 @@ def _table(key: str, table: PaperTable, known: Facts, by_recipe: Mapping[str, Se
                 if results else ((), (), ())
             compared.append(ComparedColumn(column.title, column.recipe, cells, seeds, *differing))
         columns[name], readings[name] = compared[0], tuple(compared[1:])
+        after = all(result.own == "mse" for result in by_recipe.get(column.recipe, ()))
+        scatter = _scatter(columns[name]) or (_scatter(columns["baseline"]) if after and "baseline" in columns else {})
+        columns[name] = replace(columns[name], scatter=scatter)
     return ComparedTable(key, table.title, table.number, table.sites, columns, readings)
+
+
+def _scatter(column: ComparedColumn) -> dict[int, float]:
+    return {bits: cell.ours.std for bits, cell in column.cells.items() if cell.ours and cell.ours.std is not None}
 
 
 def _cell(cell: Cell, width: str, results: Sequence[Result], known: Facts) -> Compared:

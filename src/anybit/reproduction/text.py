@@ -1,33 +1,21 @@
-"""The comparison with the paper as rows to print, as Markdown and as JSON."""
+"""The comparison with the paper as rows to print and as JSON."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from anybit.config import Config, from_recipe
-from anybit.quant.grid import Width
-from anybit.report.style import Plot
 from anybit.report.tables import MISSING
-from anybit.reproduction.compare import TOLERANCE, Compared, ComparedColumn, ComparedTable, Comparison, Measured, Verdict
+from anybit.reproduction.compare import Compared, ComparedColumn, ComparedTable, Comparison, Measured, Verdict
 from anybit.reproduction.facts import PaperTable, facts
-from anybit.reproduction.overfitting import Course, courses
+from anybit.reproduction.overfitting import Course
 from anybit.sweeps.results import Result
 
 Rows = list[list[str]]
 
-_BEYOND = " !"
+BEYOND = " !"
 """The mark of a difference beyond the tolerance."""
-
-INTRODUCTION = (f"Accuracy in percent, mean ± standard deviation over seeds, on the whole test set. *Difference*: ours − "
-                f"paper, **bold** beyond {TOLERANCE:g} points. *Re-estimated*: with steps found again after training "
-                "(weights by least squared error, activations by the run's own rule) instead of the variant's own, where "
-                f"that changes a figure by more than {TOLERANCE:g} points. A figure of the paper marked ? is doubted below "
-                "its table. The command above a table trains its columns; `anybit collect` keeps their results, and "
-                "`anybit report --paper RESULTS --out IMAGES --markdown PAGE` makes a page like this.")
-
 
 def head(table: ComparedTable) -> list[str]:
     return ["", *(str(bits) for bits in table.bits)]
@@ -81,11 +69,11 @@ def _paper(cell: Compared) -> str:
 def _difference(cell: Compared) -> str:
     if cell.difference is None:
         return MISSING
-    return f"{_signed(cell.difference)}{'' if cell.within else _BEYOND}"
+    return f"{signed(cell.difference)}{'' if cell.within else BEYOND}"
 
 
-def _signed(points: float) -> str:
-    return f"{points:+.2f}".replace("-", "−")
+def signed(points: float, decimals: int = 2) -> str:
+    return f"{points:+.{decimals}f}".replace("-", "−")
 
 
 def notes(table: ComparedTable) -> list[str]:
@@ -132,23 +120,6 @@ def commands(table: ComparedTable) -> list[str]:
             for (seeds, overrides), recipes in together.items()]
 
 
-def agreement(tables: Iterable[ComparedTable]) -> str:
-    """Count the figures that agree, and the losses from full precision; doubted ones do not count, repeated ones once."""
-    cells: dict[tuple[str, Width], bool] = {}
-    drops: dict[tuple[str, Width], float] = {}
-    for table in tables:
-        for column in measured(table):
-            cells |= {(column.recipe, Width.of(table.sites, bits)): cell.within for bits, cell in column.cells.items()
-                      if cell.within is not None and not cell.suspect}
-            drops |= {(column.recipe, Width.of(table.sites, bits)): drop for bits, drop in column.drops.items()}
-    return (f"{sum(cells.values())} of {len(cells)} figures lie within {TOLERANCE:g} points of the "
-            f"paper's, doubted ones aside and those in several tables counted once; of what quantization takes from full "
-            f"precision, {sum(abs(drop) <= TOLERANCE for drop in drops.values())} of {len(drops)}.")
-
-
-CLAIMS = ("Every ordering that the paper's text claims. Where a claim compares several figures, how many of the comparisons "
-          "hold. *By*: how far the narrowest of them is from turning over, in points. Less than the deviation over seeds is "
-          "no evidence either way.")
 CLAIM_HEAD = ["claim", "table", "ours", "by", "paper's figures", "where"]
 
 
@@ -156,7 +127,7 @@ def claim_rows(verdicts: Sequence[Verdict]) -> Rows:
     """List the verdicts on all claims, with the measured part of a claim."""
     tables = facts().tables
     return [[v.claim.says, _short(tables[v.claim.table]), _verdict(v.ours, v.holding, v.measured, v.pairs),
-             MISSING if v.narrowest is None else _signed(v.narrowest),
+             MISSING if v.narrowest is None else signed(v.narrowest),
              _verdict(v.paper, v.paper_holding, v.paper_measured, v.pairs), v.claim.place] for v in verdicts]
 
 
@@ -179,37 +150,6 @@ def overfitting_rows(lines: Sequence[Course]) -> Rows:
              f"{c.loss.risen:.3f}"] for c in lines]
 
 
-def markdown(comparison: Comparison, plots: Sequence[Plot], images: Path, file: Path) -> str:
-    """Write a page of all tables and claims, with the plots in the folder `images`."""
-    beside = os.path.relpath(str(images), str(file.parent))
-    shown = {plot.name: f"\n![{plot.title}]({Path(beside, plot.name).as_posix()}.png)\n\n*{plot.caption}*\n"
-             for plot in plots}
-    text = ["# Ours and the paper's\n", f"The paper: {facts().citation}.\n", f"{INTRODUCTION}\n",
-            f"{agreement(comparison.tables)}\n"]
-    for table in comparison.tables:
-        text += [*_section(table), shown[f"paper-{table.key}"]]
-    for home, lines in courses(comparison.by_recipe).items():
-        text += [f"## Overfitting: {home}\n", _markdown_table(OVERFITTING_HEAD, overfitting_rows(lines)),
-                 shown[f"overfitting-{home}"]]
-    text += ["## Claims\n", f"{CLAIMS}\n", _markdown_table(CLAIM_HEAD, claim_rows(comparison.verdicts))]
-    return "\n".join([*text, "\n## Runs\n", *(f"- {line}" for line in conditions(comparison))]) + "\n"
-
-
-def _section(table: ComparedTable) -> list[str]:
-    printed = table.number.startswith("Table")
-    lines = [[f"**{cell.removesuffix(_BEYOND)}**" if cell.endswith(_BEYOND) else cell for cell in line]
-             for line in rows(table)]
-    section = [f"## {table.title}\n", f"{table.number} of the paper.\n" if printed else "The paper has no table of it.\n",
-               "```", *commands(table), "```\n", _markdown_table(head(table), lines), "",
-               *(f"- {note}" for note in notes(table))]
-    if not (readings := reading_rows(table)):
-        return section
-    return [*section, "\n### Other readings\n",
-            "What the paper leaves open, tried otherwise than in the recipe: each line names the settings to add to the "
-            "command. *Off by*: the mean distance from the paper's figures, doubted ones aside.\n",
-            _markdown_table([*head(table), READING_HEAD], readings)]
-
-
 def conditions(comparison: Comparison) -> list[str]:
     """List the conditions under which the figures were made."""
     results = [result for results in comparison.by_recipe.values() for result in results]
@@ -224,11 +164,6 @@ def conditions(comparison: Comparison) -> list[str]:
 
 def _took(results: Sequence[Result]) -> str:
     return f"{len(results)} runs ({sum(r.seconds for r in results) / 3600:.1f} hours of training)"
-
-
-def _markdown_table(columns: Sequence[str], lines: Rows) -> str:
-    head = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-    return "\n".join([*head, *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)])
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,7 +55,7 @@ class Result:
     seconds: float
     environment: Mapping[str, Any]
 
-    @property
+    @functools.cached_property
     def settings(self) -> Config:
         config: Config = read(Config, self.config)
         return config

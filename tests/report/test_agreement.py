@@ -1,0 +1,76 @@
+"""Two counts of figures that agree, by the recipes and by each column's best reading, and what is said of the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from anybit.reproduction.agreement import Count, agreement, count, departures
+from anybit.reproduction.compare import ComparedTable, compare
+from anybit.reproduction.markdown import details, details_of, summary
+from anybit.sweeps.results import read_results
+from tests.report.test_report_paper import BITS, LENET, papers, result
+
+RESNET = "paper/cifar10-resnet20"
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_column_counts_by_the_recipe_or_by_its_nearest_reading() -> None:
+    base = papers(f"{LENET}/baseline", "baseline")
+    runs = [result(f"{LENET}/baseline", 1, {b: v + 3 for b, v in base.items()}),
+            result(f"{LENET}/baseline", 1, {b: v + 1 for b, v in base.items()}, overrides=("model.init=he",)),
+            result(f"{LENET}/baseline", 1, base, overrides=("rounds=9",))]
+    (table,) = compare(runs).tables
+    assert count([table]) == Count(0, 6, 5, 5)
+    assert count([table], ComparedTable.best) == Count(6, 6, 5, 5)
+    assert table.best("baseline").reading == ("model.init=he",), "fewer rounds are no reading of the paper"
+    assert agreement([table]).endswith("Under the reading that fits each column best, it is 6 of 6.")
+
+
+def test_a_recipe_that_departs_from_the_text_is_also_counted_as_the_text_has_it() -> None:
+    qat = papers(f"{RESNET}/qat4", "qat4")
+    runs = [result(f"{RESNET}/qat4", 1, qat),
+            result(f"{RESNET}/qat4", 1, {**qat, 2: 10.0}, overrides=("ranges.learned=false",))]
+    (table,) = compare(runs).tables
+    assert count([table], ComparedTable.literal) == Count(5, 6, 4, 5)
+    assert "(QAT (W-4) of Table 5), it is 5 of 6." in agreement([table])
+
+
+@pytest.mark.parametrize(("shifts", "chance"), [((1.0, 2.5, 4.0), True), ((2.4, 2.5, 2.6), False)])
+def test_a_difference_within_two_deviations_is_chance(shifts: tuple[float, ...], chance: bool) -> None:
+    """At p = 0.7 the paper's 5,000 images have σ = 0.65: seeds ± 1.5 allow 2·√(1.5²·4/3 + 0.65²) = 3.7, ± 0.1 only 1.3."""
+    base = papers(f"{RESNET}/baseline", "baseline")
+    (table, *_) = compare([result(f"{RESNET}/baseline", seed, {b: v + shift for b, v in base.items()})
+                           for seed, shift in enumerate(shifts, 1)]).tables
+    assert set(table.columns["baseline"].beyond) == set(BITS)
+    assert table.columns["baseline"].chance is chance
+    (found, *_) = departures([table])
+    assert found.explanation == ("chance: within two standard deviations" if chance else "none")
+
+
+def test_one_seed_has_the_baselines_deviation_unless_it_rounds_in_training() -> None:
+    base = papers(f"{RESNET}/baseline", "baseline")
+    runs = [result(f"{RESNET}/baseline", seed, {b: v + shift for b, v in base.items()}) for seed, shift in ((1, -2), (2, 2))]
+    runs += [result(f"{RESNET}/{name}", 1, papers(f"{RESNET}/{name}", name, 3.0)) for name in ("kure", "qat4")]
+    (table, *_) = compare(runs).tables
+    assert table.columns["kure"].chance
+    assert not table.columns["qat4"].chance
+    assert [d.name for d in departures([table])] == ["kure", "qat4"]
+
+
+def test_what_was_tried_stands_beside_it_nearest_first() -> None:
+    qat = papers(f"{LENET}/qat4", "qat4")
+    runs = [result(f"{LENET}/qat4", 1, {b: v + 4 for b, v in qat.items()}),
+            result(f"{LENET}/qat4", 1, {b: v + 9 for b, v in qat.items()}, overrides=("model.init=he",)),
+            result(f"{LENET}/qat4", 1, {b: v + 1 for b, v in qat.items()}, overrides=("model.init=xavier",))]
+    page = summary(compare(runs), Path("img"), Path("page.md"))
+    assert "| 32, 8, 6, 4, 3 | 4.00 | **model.init=xavier (1.00)**; model.init=he (9.00) | at 8, 6 and 3 bits" in page
+
+
+def test_the_committed_pages_are_those_of_the_committed_results() -> None:
+    comparison = compare(read_results(sorted((ROOT / "results/reproduction").glob("*.json"))).results)
+    page = ROOT / "docs/reproduction.md"
+    assert page.read_text() == summary(comparison, ROOT / "docs/img/reproduction", page)
+    assert details_of(page).read_text() == details(comparison, page)
+    assert len(page.read_text().splitlines()) < 200
