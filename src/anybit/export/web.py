@@ -69,8 +69,7 @@ def write_web(subject: Subject, folder: Path, widths: Iterable[Width]) -> Path:
 def _facts(subject: Subject, modules: Iterable[Module]) -> dict[str, Any]:
     """Return what the page knows: the modules in the order of their sizes, the pipeline and some test images."""
     pipeline, metric, test = subject.data.pipeline, meaning(subject.evaluator.metric), subject.data.test
-    channels, rows, columns = next(iter(subject.test_batches(1))).shape[1:]
-    x = test.images
+    x, (channels, rows, columns) = test.images, pipeline(test.images[:1]).shape[1:]
     if x.dtype == torch.uint8:
         top, left = ((side - wanted) // 2 for side, wanted in zip(x.shape[2:], (rows, columns), strict=True))
         x = x[:, :, top:top + rows, left:left + columns]

@@ -188,11 +188,9 @@ def _weights(program: Program, use: _Use, integer: bool, macs: int) -> tuple[str
 def _dot(program: Program, kind: str) -> str:
     """Have the sum of products defined, with instructions for several at once where a processor has them."""
     loaded = "vld1q_s8(w + i)", f"vld1q_{'u' if kind == 'uint8_t' else 's'}8(x + i)"
-    if kind == "uint8_t":
-        return program.use("dot_uint8_t", "dot", type=kind, i=SIGNS[kind], halves=HALVES[kind], neon="__ARM_FEATURE_MATMUL_INT8",
-                           vdot=f"vusdotq_s32(sums, {loaded[1]}, {loaded[0]})")
-    return program.use("dot_int8_t", "dot", type=kind, i=SIGNS[kind], halves=HALVES[kind], neon="__ARM_FEATURE_DOTPROD",
-                       vdot=f"vdotq_s32(sums, {loaded[0]}, {loaded[1]})")
+    neon, vdot = ("__ARM_FEATURE_MATMUL_INT8", f"vusdotq_s32(sums, {loaded[1]}, {loaded[0]})") if kind == "uint8_t" else \
+        ("__ARM_FEATURE_DOTPROD", f"vdotq_s32(sums, {loaded[0]}, {loaded[1]})")
+    return program.use(f"dot_{kind}", "dot", type=kind, i=SIGNS[kind], halves=HALVES[kind], neon=neon, vdot=vdot)
 
 
 def _integer(program: Program, use: _Use) -> tuple[str, str]:

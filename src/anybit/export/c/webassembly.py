@@ -27,7 +27,8 @@ FLAGS = ("--target=wasm32", "-O2", "-std=c99", "-ffp-contract=off", "-fno-math-e
          "-Wall", "-Wextra", "-Werror", "-pedantic")
 """Few calls inline: kernels are called once per layer, and copies of them would be downloaded."""
 SIMD = ("-msimd128",)
-LINKED = ("--target=wasm32", "-nostdlib", "-Wl,--no-entry", "-Wl,--gc-sections", "-Wl,--strip-all", "-Wl,-z,stack-size=32768")
+LINKED = ("--target=wasm32", "-nostdlib", "-Wl,--no-entry", "-Wl,--gc-sections", "-Wl,--strip-all",
+          "-Wl,-z,stack-size=32768")
 EXACT = {"sqrtf"}
 """Functions of libm that are instructions of WebAssembly: rounded correctly there and on the host."""
 

@@ -49,13 +49,15 @@ def write(program: Program, name: str, header: str) -> Source:
                      f"{version('anybit') or 'from its sources'}")
     calls = (step.call.format(*map(arena.pointer, step.reads), y=arena.pointer(step.writes),
                               q=f"arena + {arena.scratch.get(i, 0)}") for i, step in enumerate(program.steps))
-    code = source("model", about=about, header=header, name=name, types=source("types"), includes=_includes(kernels, bool(functions)),
+    code = source("model", about=about, header=header, name=name, types=source("types"),
+                  includes=_includes(kernels, bool(functions)),
                   constants="\n".join(_defined(c) for c in program.constants.values()),
                   memory=_memory(program, arena.size), kernels=kernels,
                   calls="\n".join(f"    {line}" for call in calls for line in call.splitlines()))
     sha256 = hashlib.sha256(b"".join(values.tobytes() for values in arrays)).hexdigest()
-    return Source(code, _header(program, name, {"about": about, "sha256": sha256, **sizes,
-                                                "libm": " and link with -lm" if functions else ""}), **sizes, functions=functions)
+    text = _header(program, name, {"about": about, "sha256": sha256, **sizes,
+                                   "libm": " and link with -lm" if functions else ""})
+    return Source(code, text, **sizes, functions=functions)
 
 
 def _includes(kernels: str, libm: bool) -> str:

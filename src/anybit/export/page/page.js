@@ -12,7 +12,7 @@ const kilobytes = bytes => bytes < 1e6 ? `${Math.round(bytes / 1000)} KB` : `${(
 
 function element(tag, className = "", text = "") {
   const made = document.createElement(tag);
-  made.className = className;
+  if (className) made.className = className;
   made.textContent = text;
   return made;
 }

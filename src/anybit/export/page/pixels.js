@@ -1,29 +1,40 @@
 // From a drawing or an image to what the network gets: the way the images of the data set went.
 
-const SIDE = 32, CELL = 4, RADIUS = 2.1;
+const SIDE = 32, CELL = 4, WIDEST = 24, INK = 312, THIN = 1.5, THICK = 4.5, HALVINGS = 5;
 
-// The digits of the UCI set are 32×32 bitmaps of black and white, filled by the pen; a pixel of the set counts the black
-// ones among 4×4. `strokes`: lists of {x, y} in any unit. Returns bytes, 255 for 16 black pixels; null if nothing is drawn.
+// The digits of the UCI set are 32×32 bitmaps of black and white; a pixel of the set counts the black ones among 4×4. All
+// are as high as the bitmap, at most about 24 wide and, whatever the digit, 312 of the 1,024 are black: so is a drawing here.
+// `strokes`: lists of {x, y} in any unit. Returns bytes, 255 for 16 black pixels; null if nothing is drawn.
 export function digit(strokes) {
-  const points = strokes.flat();
-  if (!points.length) return null;
-  const low = axis => Math.min(...points.map(p => p[axis])), high = axis => Math.max(...points.map(p => p[axis]));
-  const [left, right, top, bottom] = [low("x"), high("x"), low("y"), high("y")];
-  const scale = (SIDE - 2 * RADIUS) / Math.max(right - left, bottom - top, 1e-6);
-  const lines = strokes.map(stroke => stroke.map(p => ({ x: SIDE / 2 + scale * (p.x - (left + right) / 2),
-    y: SIDE / 2 + scale * (p.y - (top + bottom) / 2) })));
-  const cells = SIDE / CELL, counts = new Uint8Array(cells * cells);
-  for (let y = 0; y < SIDE; y++)
-    for (let x = 0; x < SIDE; x++)
-      if (lines.some(line => touches(line, x + 0.5, y + 0.5))) counts[(y / CELL | 0) * cells + (x / CELL | 0)]++;
-  return counts.map(count => Math.round(count * 255 / (CELL * CELL)));
+  if (!strokes.length) return null;
+  let [thin, thick] = [THIN, THICK], black = [];
+  for (let i = 0; i < HALVINGS; i++) {
+    const radius = (thin + thick) / 2;
+    black = bitmap(strokes, radius);
+    if (black.length < INK) thin = radius;
+    else thick = radius;
+  }
+  const counts = new Uint8Array((SIDE / CELL) ** 2);
+  for (const { x, y } of black) counts[(y / CELL | 0) * SIDE / CELL + (x / CELL | 0)]++;
+  return counts.map(count => Math.round(count * 255 / CELL ** 2));
 }
 
-function touches(line, x, y) {
+// The black pixels of strokes with a round pen, moved to the middle and as large as the bitmap allows.
+export function bitmap(strokes, radius) {
+  const points = strokes.flat(), ends = axis => [Math.min(...points.map(p => p[axis])), Math.max(...points.map(p => p[axis]))];
+  const [left, right] = ends("x"), [top, bottom] = ends("y");
+  const scale = Math.min((SIDE - 2 * radius) / Math.max(bottom - top, 1e-6), (WIDEST - 2 * radius) / Math.max(right - left, 1e-6));
+  const lines = strokes.map(stroke => stroke.map(p => ({ x: SIDE / 2 + scale * (p.x - (left + right) / 2),
+    y: SIDE / 2 + scale * (p.y - (top + bottom) / 2) })));
+  return Array.from({ length: SIDE * SIDE }, (_, i) => ({ x: i % SIDE, y: i / SIDE | 0 }))
+    .filter(({ x, y }) => lines.some(line => touches(line, x + 0.5, y + 0.5, radius)));
+}
+
+function touches(line, x, y, radius) {
   for (let i = 0; i < line.length; i++) {
     const a = line[i], b = line[Math.min(i + 1, line.length - 1)], dx = b.x - a.x, dy = b.y - a.y;
     const along = Math.min(1, Math.max(0, ((x - a.x) * dx + (y - a.y) * dy) / (dx * dx + dy * dy || 1)));
-    if ((a.x + along * dx - x) ** 2 + (a.y + along * dy - y) ** 2 <= RADIUS * RADIUS) return true;
+    if ((a.x + along * dx - x) ** 2 + (a.y + along * dy - y) ** 2 <= radius * radius) return true;
   }
   return false;
 }
