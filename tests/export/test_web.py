@@ -45,6 +45,22 @@ until(() => document.body.dataset.ready, () => {
   });
 });
 """
+UPLOAD = """
+const input = document.getElementById("file"), shown = () => document.getElementById("small").toDataURL();
+const until = (ready, then) => { const timer = setInterval(() => { if (ready()) { clearInterval(timer); then(); } }, 20); };
+until(() => document.body.dataset.ready, async () => {
+  const canvas = new OffscreenCanvas(80, 40), context = canvas.getContext("2d"), files = new DataTransfer(), before = shown();
+  context.fillStyle = "#fff";
+  context.fillRect(0, 0, 80, 20);
+  files.items.add(new File([await canvas.convertToBlob()], "half.png", { type: "image/png" }));
+  input.files = files.files;
+  input.dispatchEvent(new Event("change"));
+  until(() => shown() !== before, () => {
+    const pixels = document.getElementById("small").getContext("2d").getImageData(0, 0, 8, 8).data;
+    document.body.dataset.rows = [0, 1, 2, 3, 4, 5, 6, 7].map(row => pixels[32 * row] > 127 ? 1 : 0).join("");
+  });
+});
+"""
 PHONE = """<!doctype html><iframe src="index.html" width="390" height="1400"></iframe><script src="phone.js"></script>"""
 MEASURE = """
 const timer = setInterval(() => {
@@ -66,10 +82,10 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Server(http.server.ThreadingHTTPServer):
     """A static server that counts what it sends and adds a script to the page."""
 
-    def __init__(self, page: Path) -> None:
+    def __init__(self, page: Path, script: str = DRIVE) -> None:
         super().__init__(("127.0.0.1", 0), functools.partial(Handler, directory=str(page)))
         self.sent: list[tuple[str, int]] = []
-        self.added = {"/drive.js": DRIVE, "/phone.html": PHONE, "/phone.js": MEASURE,
+        self.added = {"/drive.js": script, "/phone.html": PHONE, "/phone.js": MEASURE,
                       "/drawn.html": (page / "index.html").read_text().replace(
                           "</body>", '<script type="module" src="drive.js"></script></body>')}
         threading.Thread(target=self.serve_forever, daemon=True).start()
@@ -131,6 +147,18 @@ def test_the_page_fits_a_phone(server: Server, tmp_path: Path) -> None:
     result = browse(f"{server.address}/phone.html", tmp_path)
     assert complaints(result) == []
     assert int(re.findall(r'data-wide="(\d+)"', result.stdout)[0]) <= 390
+
+
+@pytest.mark.browser
+def test_other_images_are_chosen_or_uploaded(tmp_path: Path) -> None:
+    page = web.write_web(made("lenet", "full"), tmp_path / "web", [Width.parse("W4")])
+    with Server(page, UPLOAD) as server:
+        result = browse(f"{server.address}/drawn.html", tmp_path)
+        server.shutdown()
+    assert complaints(result) == []
+    assert 'data-rows="11110000"' in result.stdout, "the middle square of the image, white above"
+    assert result.stdout.count("aria-pressed=") == 20
+    assert re.search(r'<tr data-width="W4" data-answer="\d">', result.stdout)
 
 
 @pytest.mark.browser

@@ -1,6 +1,6 @@
 import { digit, normalized, planes, samples, shown } from "./pixels.js";
 
-const ALL = 12, TOP = 5, RUNS = 200, TIMED = 20;
+const ALL = 12, TOP = 5, RUNS = 200, TIMED = 5, TIMES = 8, PAUSE = 300;
 const $ = id => document.getElementById(id);
 const facts = JSON.parse($("facts").textContent);
 const images = samples(facts), [channels, height, width] = facts.shape;
@@ -40,10 +40,20 @@ async function load(row) {
   row.y = new Float32Array(memory.buffer, y(), outputs());
   row.run = run;
   show(row);
-  const start = performance.now();
-  let runs = 0;
-  while (runs < RUNS && performance.now() - start < TIMED) { run(); runs++; }
-  row.time.textContent = `${((performance.now() - start) / runs).toFixed(2)} ms`;
+  time(row);
+}
+
+// The best of some measurements with pauses: a browser first runs code that it compiled in haste, and then better one.
+async function time(row) {
+  let best = Infinity;
+  for (let i = 0; i < TIMES; i++) {
+    const start = performance.now();
+    let runs = 0;
+    while (runs < RUNS && performance.now() - start < TIMED) { row.run(); runs++; }
+    best = Math.min(best, (performance.now() - start) / runs);
+    row.time.textContent = `${best.toFixed(2)} ms`;
+    await new Promise(resolve => setTimeout(resolve, PAUSE));
+  }
 }
 
 function probabilities(row) {
