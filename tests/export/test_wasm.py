@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from anybit.errors import MissingProgram
 from anybit.export.c import webassembly
 from anybit.export.c.export import CExporter
+from anybit.export.c.host import FLAGS as HOST
 from anybit.export.c.host import run as run_on_host
 from anybit.export.c.program import named
 from anybit.export.subject import Subject
 from anybit.quant.grid import GridName, Width
 from anybit.quant.sites import SiteOptions
-from tests.export.test_c import made, subject_of
+from tests.export.test_c import lenet, made, subject_of
 
 PIXELS = Path(__file__).parents[2] / "src/anybit/export/page/pixels.js"
 
@@ -56,6 +57,18 @@ def test_strides_and_dilations_and_rows_of_16_bits(sites: SiteOptions, width: st
     lanes, plain, here = three_ways(subject, width, tmp_path)
     assert torch.equal(plain, here)
     assert torch.equal(lanes, here)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("flags", [("-mavxvnni",), ("-mavx512vnni", "-mavx512vl")], ids=str)
+@pytest.mark.parametrize("grid", ["full", "unsigned"])
+def test_vnni_is_compiled(grid: GridName, flags: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "model.c"
+    CExporter(subject_of(lenet(), SiteOptions(activation_grid=grid))).written(path, Width.parse("W4A8"))
+    shims = Path(webassembly.__file__).parent / "wasm"
+    subprocess.run(["clang", "--target=x86_64-linux-gnu", "-mavx2", *flags, *HOST, f"-I{shims}", "-S", str(path), "-o",
+                    str(tmp_path / "model.s")], check=True)
+    assert "vpdpbusd" in (tmp_path / "model.s").read_text()
 
 
 class Curves(nn.Module):

@@ -190,7 +190,8 @@ def _dot(program: Program, kind: str) -> str:
     loaded = "vld1q_s8(w + i)", f"vld1q_{'u' if kind == 'uint8_t' else 's'}8(x + i)"
     neon, vdot = ("__ARM_FEATURE_MATMUL_INT8", f"vusdotq_s32(sums, {loaded[1]}, {loaded[0]})") if kind == "uint8_t" else \
         ("__ARM_FEATURE_DOTPROD", f"vdotq_s32(sums, {loaded[0]}, {loaded[1]})")
-    return program.use(f"dot_{kind}", "dot", type=kind, i=SIGNS[kind], halves=HALVES[kind], neon=neon, vdot=vdot)
+    return program.use(f"dot_{kind}", "dot", type=kind, i=SIGNS[kind], up="0" if kind == "uint8_t" else "128",
+                       halves=HALVES[kind], neon=neon, vdot=vdot)
 
 
 def _integer(program: Program, use: _Use) -> tuple[str, str]:

@@ -12,6 +12,21 @@ static int32_t $name(const row_t *w, const $type *x, int size)
     }
     sum = wasm_i32x4_extract_lane(sums, 0) + wasm_i32x4_extract_lane(sums, 1) + wasm_i32x4_extract_lane(sums, 2) +
           wasm_i32x4_extract_lane(sums, 3);
+#elif ROW_BITS == 8 && defined(DPBUSD)
+    __m128i sums = _mm_setzero_si128();
+    for (; i + 16 <= size; i += 16) {
+        const __m128i a = _mm_loadu_si128((const __m128i *)(const void *)(w + i));
+        const __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(x + i));
+#if $up /* It takes unsigned by signed bytes: b + $up is unsigned, and $up times the weights is taken away. */
+        const __m128i up = _mm_set1_epi8((char)$up);
+        sums = _mm_sub_epi32(DPBUSD(sums, _mm_xor_si128(b, up), a), DPBUSD(_mm_setzero_si128(), up, a));
+#else
+        sums = DPBUSD(sums, b, a);
+#endif
+    }
+    sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0x4E));
+    sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0xB1));
+    sum = _mm_cvtsi128_si32(sums);
 #elif ROW_BITS == 8 && defined(__AVX2__)
     __m256i sums = _mm256_setzero_si256();
     for (; i + 16 <= size; i += 16) {
