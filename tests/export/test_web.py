@@ -49,7 +49,8 @@ UPLOAD = """
 const input = document.getElementById("file"), shown = () => document.getElementById("small").toDataURL();
 const until = (ready, then) => { const timer = setInterval(() => { if (ready()) { clearInterval(timer); then(); } }, 20); };
 until(() => document.body.dataset.ready, async () => {
-  const canvas = new OffscreenCanvas(80, 40), context = canvas.getContext("2d"), files = new DataTransfer(), before = shown();
+  const canvas = new OffscreenCanvas(80, 40), context = canvas.getContext("2d");
+  const files = new DataTransfer(), before = shown();
   context.fillStyle = "#fff";
   context.fillRect(0, 0, 80, 20);
   files.items.add(new File([await canvas.convertToBlob()], "half.png", { type: "image/png" }));
@@ -134,7 +135,7 @@ def test_a_drawn_digit_is_answered_by_every_width(server: Server, tmp_path: Path
     assert 'data-answers="5"' in result.stdout, "all but float, which waits for a click"
     rows = re.findall(r'<tr data-width="(\w+)" data-answer="(\d)">(.*?)</tr>', result.stdout)
     assert [width for width, _, _ in rows] == ["W2", "W3", "W4", "W6", "W8", "FP32"]
-    assert all(row.count('class="bar') == 10 and " ms" in row for _, _, row in rows)
+    assert all(row.count('<span class="bar') == 10 and " ms" in row for _, _, row in rows)
     modules = [path for path, _ in server.sent if path.endswith(".wasm")]
     assert modules == [f"/model.{width.lower()}.wasm" for width, _, _ in rows]
     second = [path for path, _ in server.sent].index(modules[1])
