@@ -26,7 +26,7 @@ runs/demo/%/evaluation.json: $(DEMO) $(SOURCES)
 test: $(READY)
 	$(BIN)/pytest -n 2 -m "not browser and not devices and not executorch and not fleet and not kernels and not models and not pages"
 
-# Needs Chromium (Debian: apt-get install chromium).
+# Needs Chromium, clang with lld, and node (Debian: apt-get install chromium clang lld nodejs).
 test-browser: $(READY)
 	$(BIN)/pytest -m browser
 

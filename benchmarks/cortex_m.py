@@ -42,7 +42,7 @@ def measured(exporter: CExporter, width: str, core: str) -> dict[str, object]:
     """Export a width, run two images there and here, and return the figures; every bit must be the host's."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"model.{width.lower()}.c"
-        artifact, images = exporter.export(path, Width.parse(width)), exporter._examples[:2]
+        artifact, images = exporter.export(path, Width.parse(width)), exporter.examples[:2]
         found = emulated(path, images, (10,), core, Path(folder))
         here = run_on_host(path, path.stem.replace(".", "_"), images, (10,))[0]
         if not torch.equal(found.outputs, here):

@@ -82,7 +82,7 @@ def found(subject: Subject, width: str, folder: Path) -> Tensor:
     exporter, path = CExporter(subject, verify=False), folder / f"model.{width.lower()}.c"
     exporter.export(path, Width.parse(width))
     expected = outputs(reference(subject, Width.parse(width)), subject)
-    return run_on_host(path, path.stem.replace(".", "_"), exporter._examples, tuple(expected.shape[1:]))[0]
+    return run_on_host(path, path.stem.replace(".", "_"), exporter.examples, tuple(expected.shape[1:]))[0]
 
 
 @pytest.mark.parametrize(("name", "grid", "widths"), [

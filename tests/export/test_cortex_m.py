@@ -39,7 +39,7 @@ def test_activations_that_are_never_negative(tmp_path: Path) -> None:
 def compare(subject: Subject, core: str, width: str, folder: Path) -> None:
     """Run an artifact here and on a device, with eight images."""
     exporter, path = CExporter(subject, verify=False), folder / f"model.{width.lower()}.c"
-    artifact, examples = exporter.export(path, Width.parse(width)), exporter._examples[:8]
+    artifact, examples = exporter.export(path, Width.parse(width)), exporter.examples[:8]
     found = emulated(path, examples, (10,), core, folder)
     assert torch.equal(found.outputs, run_on_host(path, path.stem.replace(".", "_"), examples, (10,))[0])
     assert found.size is not None

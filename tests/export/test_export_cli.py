@@ -156,7 +156,7 @@ def test_fleet_files(run_path: Path, tmp_path: Path, content: str, message: str)
     (["--width", "A8"], "width A8"), (["--width", "W9"], "bits = 9"), (["--runtime", "onnxx"], "did you mean 'onnx'?"),
     (["--opset", "17"], "--opset 17"), (["--operands", "int4"], "did you mean 'int8'?"),
     (["--steps", "tabel"], "did you mean 'table'?"), (["--fleet", "none.toml"], "does not exist"),
-    (["--web", "--operands", "int8"], "browsers refuse")])
+    (["--web", "--runtime", "c", "--no-verify"], "--no-verify: not with --web")])
 def test_bad_arguments(run_path: Path, arguments: list[str], message: str) -> None:
     assert message in fails(str(run_path), *arguments, *OWN)
 

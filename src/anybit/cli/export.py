@@ -31,7 +31,8 @@ StepRule = Annotated[str | None, typer.Option(help="Step rule: table, rule, mse,
 Calibrate = Annotated[bool, typer.Option("--calibrate", help="Measure activation step sizes on training images.")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Write C files without compiling and running them.")]
 Bench = Annotated[bool, typer.Option("--bench", help="Measure load time, latency and memory.")]
-Web = Annotated[bool, typer.Option("--web", help="Also write web/: a page that runs the artifacts in a browser.")]
+Web = Annotated[bool, typer.Option(
+    "--web", help="Also write web/: a page that runs these widths in a browser; needs clang, lld and node.")]
 Licence = Annotated[str, typer.Option(help="Licence of the model, for its card: a Hugging Face id.")]
 Out = Annotated[Path | None, typer.Option(help="Where to write; default: export/ in the run.")]
 
@@ -56,12 +57,18 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
     devices = read_fleet(fleet) if fleet else None
     run = Run.load(path, trusted=imports or [])
     wanted = _wanted(run.evaluation["sites"], width, devices, runtime)
-    options = _options(opset, operands, exact, web, licence, not no_verify)
+    options = _options(opset, operands, exact, licence, not no_verify)
+    if no_verify and web:
+        raise ConfigError("--no-verify: not with --web; every module of the page is run")
     if no_verify and any(r != "c" for _, r in wanted):
         raise ConfigError("--no-verify: for --runtime c alone; other artifacts are always run")
     subject = from_run(run, step_rule(steps), calibrate, any(w.activations != FLOAT for w, _ in wanted))
     if steps in (None, run.evaluation["own"]):
         check_recorded(subject, run, (w for w, _ in wanted))
+    if web:
+        from anybit.export.web import check_web, write_web
+
+        check_web(subject)
     exporter = Exporter(subject, folder, options)
     artifacts = {(str(w), r): exporter.export(w, r) for w, r in wanted}
     costs: dict[str, Cost] = {}
@@ -70,9 +77,8 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
         costs = measure([exporter.folder / file for file in (exporter.fp32.name, *onnx)])
     report = write_report(exporter, artifacts, devices, costs)
     if web:
-        from anybit.export.web import write_web
-
-        say(f"web page: {write_web(exporter, list(artifacts.values()))} (serve it: python -m http.server -d DIR)")
+        page = write_web(subject, own_folder(folder / "web"), [w for w, _ in wanted])
+        say(f"web page: {page} (serve it: python -m http.server -d {page})")
     if json:
         print_json(report)
     else:
@@ -97,14 +103,11 @@ def _wanted(sites: Any, width: list[str] | None, devices: Fleet | None, runtime:
     return [(w, chosen) for w in (parse_widths(width) if width else [Width.of(kinds, b) for b in defaults])]
 
 
-def _options(opset: int, operands: str, exact: bool, web: bool, licence: str, verify: bool) -> Options:
+def _options(opset: int, operands: str, exact: bool, licence: str, verify: bool) -> Options:
     from anybit.export.exporting import Operands, Options
     from anybit.export.graph import check_opset
 
-    chosen = choice("--operands", operands, get_args(Operands))
-    if web and operands == "int8":
-        raise ConfigError("--operands int8: browsers refuse int8 weights with zero point 0; leave it out with --web")
-    return Options(check_opset(opset), "uint8" if web else chosen, exact, licence, verify)
+    return Options(check_opset(opset), choice("--operands", operands, get_args(Operands)), exact, licence, verify)
 
 
 def _print(artifacts: dict[tuple[str, Runtime], Artifact], devices: Fleet | None, costs: dict[str, Cost],

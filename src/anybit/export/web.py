@@ -1,90 +1,108 @@
-"""The artifacts in a browser: a static folder with a page, onnxruntime-web and a sample of the test set.
-
-The user's own npm fetches onnxruntime-web.
-"""
+"""A page that runs a model in a browser at many widths: a static folder, with the C artifacts compiled to WebAssembly."""
 
 from __future__ import annotations
 
-import importlib.resources
-import shutil
-import subprocess
-import tarfile
-import tempfile
-from collections.abc import Sequence
+import base64
+import json
+from collections.abc import Iterable
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import torch
 from torch import Tensor
 
-from anybit.errors import ConfigError, RunError
-from anybit.export.artifact import Artifact
-from anybit.export.exporting import WHERE, Exporter
+from anybit.environment import version
+from anybit.errors import ConfigError, ModelError, Rejected
+from anybit.export.c.export import CExporter
+from anybit.export.c.webassembly import Module, check_programs, module
+from anybit.export.exporting import WHERE
+from anybit.export.subject import Subject
+from anybit.federated.metrics import meaning
 from anybit.files.holding import own_folder
-from anybit.files.reading import read_bytes
-from anybit.files.writing import write_bytes, write_json, writing
+from anybit.files.writing import write_bytes, writing
 from anybit.inputs import described
+from anybit.quant.grid import FLOAT, Width
 
-PACKAGE = "onnxruntime-web@1.30.0"
-ASSETS = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
-SAMPLES = 200
-PAGE = ("index.html", "page.css", "page.js")
+PAGE = ("page.css", "page.js", "pixels.js")
+SAMPLE_BYTES = 30_000
+"""Of all test images in the page; at least one, and at most SAMPLES."""
+SAMPLES = 20
+DRAWN = "digits"
+"""The data set whose images can be drawn: how they were made of pen strokes is known."""
 
 
-def write_web(exporter: Exporter, artifacts: Sequence[Artifact]) -> Path:
-    """Write `web/` beside the artifacts and return the folder."""
-    shown = [a for a in artifacts if a.runtime == "onnx" and not a.rejected]
-    if not shown:
-        raise ConfigError("--web shows ONNX artifacts, but there is none: add --runtime onnx")
-    images = exporter.subject.images
+def check_web(subject: Subject) -> None:
+    """Raise an error if a page cannot show this model, or if there is nothing to compile it with."""
+    images, targets = subject.images, subject.data.test.y
     if not isinstance(images, Tensor) or images.dim() != 4 or images.shape[1] not in (1, 3):
-        raise ConfigError("--web draws images of 1 or 3 channels, but the inputs have shape "
+        raise ConfigError("--web shows images of 1 or 3 channels, but the inputs have shape "
                           f"{tuple(images.shape[1:]) if isinstance(images, Tensor) else described(images)}")
-    targets = exporter.subject.data.test.y
     if targets.is_floating_point() or targets.dim() != 1:
         raise ConfigError("--web shows the class of an image, but the targets are no labels: leave it out")
-    folder, runtime = own_folder(exporter.folder / "web"), fetch_runtime()
-    with writing(folder, WHERE):
-        own_folder(folder / "ort").mkdir(parents=True, exist_ok=True)
-        for name, content in runtime.items():
-            write_bytes(folder / "ort" / name, content)
-        for name in PAGE:
-            write_bytes(folder / name, importlib.resources.files("anybit.export").joinpath("page", name).read_bytes())
-        for artifact in shown:
-            write_bytes(folder / artifact.file, read_bytes(exporter.folder / artifact.file))
-        _write_samples(folder, exporter, shown)
+    check_programs()
+
+
+def write_web(subject: Subject, folder: Path, widths: Iterable[Width]) -> Path:
+    """Write the page into a folder and return it; every module in it gave on the test set what the host's C gives."""
+    check_web(subject)
+    exporter, floats = CExporter(subject), Width(FLOAT, FLOAT)
+    try:
+        modules = [module(exporter, width) for width in dict.fromkeys((*widths, floats))]
+    except ModelError as error:
+        raise ModelError(f"--web runs the C export of a model: {error}") from error
+    if problems := [f"{m.width}: {m.verdict.problem}" for m in modules if m.verdict.problem]:
+        raise Rejected(f"--web: no page was written: {'; '.join(problems)}")
+    modules.sort(key=lambda m: len(m.content))
+    facts = json.dumps(_facts(subject, modules), ensure_ascii=False).replace("<", "\\u003c")
+    page = {name: _resource(name) for name in PAGE}
+    page["index.html"] = _resource("index.html").replace(b"FACTS", facts.encode())
+    with writing(own_folder(folder), WHERE):
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob("model.*.wasm"):
+            old.unlink()
+        for name, content in {**page, **{_file(m): m.content for m in modules}}.items():
+            write_bytes(folder / name, content)
     return folder
 
 
-def _write_samples(folder: Path, exporter: Exporter, artifacts: Sequence[Artifact]) -> None:
-    """Write samples.bin, the model's inputs as float32, and samples.json, the facts for the page."""
-    subject, pipeline = exporter.subject, exporter.subject.data.pipeline
-    x = pipeline(subject.data.test.images[:SAMPLES]).numpy()
-    write_bytes(folder / "samples.bin", np.ascontiguousarray(x, "<f4").tobytes())
-    models = [{"file": a.file, "width": a.width, "bytes": a.bytes, "metric": a.verdict.artifact} for a in artifacts]
-    write_json(folder / "samples.json", {
-        "title": subject.title, "models": models, "fp32_bytes": exporter.fp32.stat().st_size,
-        "shape": list(x.shape[1:]), "mean": list(pipeline.mean or [0.0] * x.shape[1]),
-        "std": list(pipeline.std or [1.0] * x.shape[1]),
-        "classes": list(subject.data.class_names), "labels": subject.data.test.y[:SAMPLES].tolist()})
+def _facts(subject: Subject, modules: Iterable[Module]) -> dict[str, Any]:
+    """Return what the page knows: the modules in the order of their sizes, the pipeline and some test images."""
+    pipeline, metric, test = subject.data.pipeline, meaning(subject.evaluator.metric), subject.data.test
+    x, (channels, rows, columns) = test.images, pipeline(test.images[:1]).shape[1:]
+    if x.dtype == torch.uint8:
+        top, left = ((side - wanted) // 2 for side, wanted in zip(x.shape[2:], (rows, columns), strict=True))
+        x = x[:, :, top:top + rows, left:left + columns]
+    chosen = _one_of_each(test.y, max(1, min(SAMPLES, SAMPLE_BYTES // (x[0].numel() * x.element_size()))))
+    x = x[chosen].contiguous() if x.dtype == torch.uint8 else pipeline(x[chosen]).contiguous()
+    return {
+        "title": subject.title, "version": version("anybit") or "", "test_images": len(test), "metric": metric.head,
+        "models": [{"file": _file(m), "width": str(m.width), "bytes": len(m.content), "float": m.width.weights == FLOAT,
+                    "metric": f"{metric.text(m.verdict.artifact)}{' %' if metric.unit == '%' else ''}"} for m in modules],
+        "shape": [channels, rows, columns], "mean": list(pipeline.mean or [0.0] * channels),
+        "std": list(pipeline.std or [1.0] * channels), "classes": list(subject.data.class_names),
+        "drawn": subject.config is not None and subject.config.data.name == DRAWN,
+        "samples": {"type": "uint8" if x.dtype == torch.uint8 else "float32", "labels": test.y[chosen].tolist(),
+                    "data": base64.b64encode(x.numpy().tobytes()).decode()}}
 
 
-def fetch_runtime() -> dict[str, bytes]:
-    """Fetch the files of onnxruntime-web for the page from its npm package."""
-    npm = shutil.which("npm")
-    if npm is None:
-        raise ConfigError(f"--web fetches {PACKAGE} with npm, which is not installed: install Node.js")
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([npm, "pack", PACKAGE, "--silent"], cwd=folder, capture_output=True, text=True, check=False)
-        archives = list(Path(folder).glob("*.tgz"))
-        if done.returncode or not archives:
-            last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            raise RunError(f"npm could not fetch {PACKAGE} ({last}): is its registry reachable?")
-        with tarfile.open(archives[0]) as archive:
-            return {name: _member(archive, f"package/dist/{name}") for name in ASSETS}
+def _one_of_each(labels: Tensor, count: int) -> Tensor:
+    """Return the numbers of the first example of each class, then of the second of each, and so on.
+
+    >>> _one_of_each(torch.tensor([1, 1, 0, 1, 0]), 4).tolist()
+    [2, 0, 4, 1]
+    """
+    seen: dict[int, int] = {}
+    turns = []
+    for i, label in enumerate(labels.tolist()):
+        turns.append((seen.setdefault(label, 0), label, i))
+        seen[label] += 1
+    return torch.tensor([i for _, _, i in sorted(turns)[:count]])
 
 
-def _member(archive: tarfile.TarFile, name: str) -> bytes:
-    file = archive.extractfile(name) if name in archive.getnames() else None
-    if file is None:
-        raise RunError(f"{PACKAGE} has no {name}")
-    return file.read()
+def _file(module: Module) -> str:
+    return f"model.{str(module.width).lower()}.wasm"
+
+
+def _resource(name: str) -> bytes:
+    return files("anybit.export").joinpath("page", name).read_bytes()

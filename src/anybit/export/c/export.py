@@ -12,8 +12,9 @@ from torch import Tensor, fx
 
 from anybit.export.artifact import Artifact, Footprint
 from anybit.export.c.host import run
+from anybit.export.c.program import Program, named
 from anybit.export.c.trace import build, traced
-from anybit.export.c.write import write
+from anybit.export.c.write import Source, write
 from anybit.export.reference import reference
 from anybit.export.subject import Subject
 from anybit.export.verify import unverified, verdict
@@ -34,22 +35,27 @@ class CExporter:
         return traced(self.subject)
 
     @cached_property
-    def _examples(self) -> Tensor:
+    def examples(self) -> Tensor:
+        """The test set, as the model sees it."""
         batches = self.subject.test_batches(self.subject.evaluator.batch_size)
         return torch.cat([next(iter(leaves(x).values())) for x in batches])
 
-    def export(self, path: Path, width: Width) -> Artifact:
-        """Write PATH and its header; compile and run them unless `verify` is off."""
-        subject, program = self.subject, build(self.subject, *self._traced, width)
-        header, name = path.with_suffix(".h"), path.stem.replace(".", "_")
-        text = write(program, name, header.name)
+    def written(self, path: Path, width: Width) -> tuple[Program, Source]:
+        """Write PATH and its header, and nothing else."""
+        program, header = build(self.subject, *self._traced, width), path.with_suffix(".h")
+        text = write(program, named(path), header.name)
         for file, content in ((path, text.code), (header, text.header)):
             write_bytes(file, content.encode("ascii"))
+        return program, text
+
+    def export(self, path: Path, width: Width) -> Artifact:
+        """Write PATH and its header; compile and run them unless `verify` is off."""
+        subject, header, (program, text) = self.subject, path.with_suffix(".h"), self.written(path, width)
         plain = reference(subject, width)
         judged, size = unverified(subject, plain), None
         if self.verify:
             try:
-                result, size = run(path, name, self._examples, program.output.shape[1:])
+                result, size = run(path, named(path), self.examples, program.output.shape[1:])
             except BaseException:
                 for file in (path, header):  # nobody ran them
                     file.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ from torch import Tensor
 from anybit.errors import MissingProgram, ModelError
 from anybit.export.c.program import source
 
-FLAGS = ("-O2", "-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic")
+FLAGS = ("-O2", "-std=c99", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pedantic")
 COMPILERS = ("cc", "gcc", "clang")
 
 
@@ -46,10 +46,10 @@ def run(path: Path, name: str, examples: Tensor, outputs: tuple[int, ...]) -> tu
         main, model, program = here / "main.c", here / "model.o", here / "program"
         main.write_text(source("host", header=path.with_suffix(".h").name, name=name, NAME=name.upper()), encoding="ascii")
         include = f"-I{path.parent}"
-        _call([*command, *FLAGS, include, "-c", str(path), "-o", str(model)])
-        _call([*command, *FLAGS, include, str(main), str(model), "-lm", "-o", str(program)])
+        call([*command, *FLAGS, include, "-c", str(path), "-o", str(model)])
+        call([*command, *FLAGS, include, str(main), str(model), "-lm", "-o", str(program)])
         np.ascontiguousarray(examples.numpy(), np.float32).tofile(here / "inputs")
-        _call([str(program), str(here / "inputs"), str(here / "outputs")])
+        call([str(program), str(here / "inputs"), str(here / "outputs")])
         found = np.fromfile(here / "outputs", np.float32)
         if found.size != len(examples) * int(np.prod(outputs)):
             raise ModelError(f"{path}: the compiled program gave {found.size} numbers for {len(examples)} examples")
@@ -60,11 +60,12 @@ def sections(compiled: Path, tool: str = "size") -> Sections | None:
     """Return the size of a compiled file; none if there is no tool to measure it."""
     if shutil.which(tool) is None:
         return None
-    text, data, bss = (int(n) for n in _call([tool, "-B", str(compiled)]).splitlines()[1].split()[:3])
+    text, data, bss = (int(n) for n in call([tool, "-B", str(compiled)]).splitlines()[1].split()[:3])
     return Sections(text + data, data + bss)
 
 
-def _call(command: list[str]) -> str:
+def call(command: list[str]) -> str:
+    """Run a program of the system and return what it prints; raise its first line of complaint."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[:1]

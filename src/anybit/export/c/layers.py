@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from anybit.quant.grid import FLOAT, Grid
 _MOST = 2**31 - 1
 HALVES = {"int8_t": "__sxtb16", "uint8_t": "__uxtb16"}
 """{type: the instruction of Cortex-M that makes 16 bits of every other byte}."""
+SIGNS = {"int8_t": "i", "uint8_t": "u"}
+"""{type: how x86 and WebAssembly name instructions for it}."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,14 @@ def conv(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer:
         x = _on_grid(program, x, use)
         kind, name = _weights(program, use, integer=False, macs=macs)
         kernel_name = program.use(f"conv_{kind}", "conv", **_fetch(kind))
+        program.planes = max(program.planes, geometry.planes)
+        program.taps = max(program.taps, kernel[0] * kernel[1])
         return program.call(f"{kernel_name}({{0}}, {{y}}, {name}, {geometry.structure(program, layer)});", [x], shape)
     kind, grid = _integer(program, use)
     _, name = _weights(program, use, integer=True, macs=macs)
     arrange = program.use(f"arrange_{kind}", "arrange", type=kind)
     dot = _dot(program, kind)
-    pair = program.use(f"pair_{kind}", "pair", type=kind, dot=dot, halves=HALVES[kind])
+    pair = program.use(f"pair_{kind}", "pair", type=kind, dot=dot, i=SIGNS[kind], halves=HALVES[kind])
     product = program.use(f"conv_{dot}", "conv_integer", type=kind, dot=dot, pair=pair)
     where = geometry.structure(program, layer)
     return program.call(f"{arrange}({{0}}, ({kind} *)({{q}}), {where}, {grid});\n"
@@ -99,6 +104,11 @@ class Geometry:
         y, x = (max((o - 1) * s + (k - 1) * d + 1, b + n) for o, s, k, d, b, n in zip(
             self.out, self.stride, self.kernel, self.dilation, self.before, self.size, strict=True))
         return y, x
+
+    @property
+    def planes(self) -> int:
+        """Floats of the padded input, taken apart by the stride, and of the lanes that reach behind it."""
+        return self.channels * math.prod(-(-n // s) * s for n, s in zip(self.padded, self.stride, strict=True)) + 16
 
     def structure(self, program: Program, name: str) -> str:
         numbers = (self.channels, *self.size, self.outputs, *self.out, self.groups, *self.kernel, *self.stride,
@@ -178,11 +188,10 @@ def _weights(program: Program, use: _Use, integer: bool, macs: int) -> tuple[str
 def _dot(program: Program, kind: str) -> str:
     """Have the sum of products defined, with instructions for several at once where a processor has them."""
     loaded = "vld1q_s8(w + i)", f"vld1q_{'u' if kind == 'uint8_t' else 's'}8(x + i)"
-    if kind == "uint8_t":
-        return program.use("dot_uint8_t", "dot", type=kind, i="u", halves=HALVES[kind], neon="__ARM_FEATURE_MATMUL_INT8",
-                           vdot=f"vusdotq_s32(sums, {loaded[1]}, {loaded[0]})")
-    return program.use("dot_int8_t", "dot", type=kind, i="i", halves=HALVES[kind], neon="__ARM_FEATURE_DOTPROD",
-                       vdot=f"vdotq_s32(sums, {loaded[0]}, {loaded[1]})")
+    neon, vdot = ("__ARM_FEATURE_MATMUL_INT8", f"vusdotq_s32(sums, {loaded[1]}, {loaded[0]})") if kind == "uint8_t" else \
+        ("__ARM_FEATURE_DOTPROD", f"vdotq_s32(sums, {loaded[0]}, {loaded[1]})")
+    return program.use(f"dot_{kind}", "dot", type=kind, i=SIGNS[kind], up="0" if kind == "uint8_t" else "128",
+                       halves=HALVES[kind], neon=neon, vdot=vdot)
 
 
 def _integer(program: Program, use: _Use) -> tuple[str, str]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from pathlib import Path
 from string import Template
 from typing import Any
 
@@ -85,6 +86,10 @@ class Program:
     """The most numbers of a packed row, what is unpacked at a time; a multiple of 4."""
     wide: bool = False
     """A row needs 16 bits per number: an unsigned grid of 8 bits."""
+    planes: int = 0
+    """The most floats that a convolution in lanes takes beside the arena."""
+    taps: int = 0
+    """The most weights of a channel in such a convolution."""
     output: Value = Value(INPUT, ())
     number: int = 0
 
@@ -135,6 +140,11 @@ def source(template: str, **fields: str) -> str:
     """Return the text of a template, with its fields filled in."""
     text = files("anybit.export.c").joinpath("kernels", f"{template}.c").read_text(encoding="utf-8")
     return Template(text).substitute(fields)
+
+
+def named(path: Path) -> str:
+    """Return the name of a network in C: of model.w2a8.c it is model_w2a8."""
+    return path.stem.replace(".", "_")
 
 
 def number(value: float) -> str:

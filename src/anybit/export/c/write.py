@@ -32,6 +32,8 @@ class Source:
     arena_bytes: int
     ram_bytes: int
     """The arena and one unpacked row."""
+    functions: tuple[str, ...]
+    """Functions of libm that it calls."""
 
 
 def write(program: Program, name: str, header: str) -> Source:
@@ -42,30 +44,35 @@ def write(program: Program, name: str, header: str) -> Source:
     sizes = {"arena_bytes": arena_bytes, "ram_bytes": arena_bytes + program.row * (2 if program.wide else 1),
              "weight_bytes": sum(values.nbytes for values in arrays)}
     kernels = "\n".join(program.kernels.values())
-    libm = any(re.search(rf"\b{function}\(", kernels) for function in _LIBM)
+    functions = tuple(function for function in _LIBM if re.search(rf"\b{function}\(", kernels))
     about = _comment(f"{program.subject.title} at {program.width}, written by anybit "
                      f"{version('anybit') or 'from its sources'}")
     calls = (step.call.format(*map(arena.pointer, step.reads), y=arena.pointer(step.writes),
                               q=f"arena + {arena.scratch.get(i, 0)}") for i, step in enumerate(program.steps))
-    code = source("model", about=about, header=header, name=name, types=source("types"), includes=_includes(kernels, libm),
+    code = source("model", about=about, header=header, name=name, types=source("types"),
+                  includes=_includes(kernels, bool(functions)),
                   constants="\n".join(_defined(c) for c in program.constants.values()),
                   memory=_memory(program, arena.size), kernels=kernels,
                   calls="\n".join(f"    {line}" for call in calls for line in call.splitlines()))
     sha256 = hashlib.sha256(b"".join(values.tobytes() for values in arrays)).hexdigest()
-    return Source(code, _header(program, name, {"about": about, "sha256": sha256, **sizes,
-                                                "libm": " and link with -lm" if libm else ""}), **sizes)
+    text = _header(program, name, {"about": about, "sha256": sha256, **sizes,
+                                   "libm": " and link with -lm" if functions else ""})
+    return Source(code, text, **sizes, functions=functions)
 
 
 def _includes(kernels: str, libm: bool) -> str:
     needed = {"float": "FLT_MAX" in kernels, "math": libm, "stddef": True, "stdint": True, "string": "memcpy" in kernels}
     return "".join(f"#include <{name}.h>\n" for name, wanted in needed.items() if wanted) + \
-        (source("simd") if "ROW_BITS" in kernels else "")
+        (source("simd") if "__wasm_simd128__" in kernels else "")
 
 
 def _memory(program: Program, floats: int) -> str:
     bits = 16 if program.wide else 8
     row = f"#define ROW_BITS {bits}\ntypedef int{bits}_t row_t;\nstatic row_t row[{program.row}];\n"
-    return (f"static float arena[{floats}];\n" if floats else "") + (row if program.row else "")
+    lanes = (f"#if defined(__wasm_simd128__)\nstatic float planes[{program.planes}];\nstatic int starts[{program.taps}];\n"
+             "#endif\n")
+    return (f"static float arena[{floats}];\n" if floats else "") + (row if program.row else "") + \
+        (lanes if program.planes else "")
 
 
 def _header(program: Program, name: str, known: Mapping[str, object]) -> str:

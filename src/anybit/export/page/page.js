@@ -1,132 +1,215 @@
-import * as ort from "./ort/ort.wasm.min.mjs";
+import { digit, normalized, planes, samples, shown } from "./pixels.js";
 
-// A plain static server gives no cross-origin isolation, so there are no shared threads.
-ort.env.wasm.numThreads = 1;
-ort.env.wasm.wasmPaths = new URL("./ort/", import.meta.url).href;
-
-const SHOWN = 18, TIMED = 50, BATCH = 50;
+const ALL = 12, TOP = 5, RUNS = 200, TIMED = 5, TIMES = 8, PAUSE = 300;
 const $ = id => document.getElementById(id);
-const facts = await (await fetch("samples.json")).json();
-const pixels = new Float32Array(await (await fetch("samples.bin")).arrayBuffer());
-const size = facts.shape.reduce((a, b) => a * b);
+const facts = JSON.parse($("facts").textContent);
+const images = samples(facts), [channels, height, width] = facts.shape;
+const rows = [];
+let input = images[0], strokes = [], turn = 0, waiting = 0;
+
 const name = label => facts.classes[label] ?? String(label);
+const kilobytes = bytes => bytes < 1e6 ? `${Math.round(bytes / 1000)} KB` : `${(bytes / 1e6).toFixed(2)} MB`;
 
-async function open(model) {
-  const bytes = new Uint8Array(await (await fetch(model.file)).arrayBuffer());
-  const start = performance.now();
-  const session = await ort.InferenceSession.create(bytes, { executionProviders: ["wasm"] });
-  return { session, load: performance.now() - start };
-}
-
-async function classify(session, first, count) {
-  const part = pixels.subarray(first * size, (first + count) * size);
-  const input = new ort.Tensor("float32", part, [count, ...facts.shape]);
-  const output = (await session.run({ [session.inputNames[0]]: input }))[session.outputNames[0]];
-  const classes = output.dims[1];
-  return Array.from({ length: count }, (_, i) => {
-    const scores = output.data.subarray(i * classes, (i + 1) * classes);
-    return scores.indexOf(Math.max(...scores));
-  });
-}
-
-async function measure(model) {
-  const { session, load } = await open(model);
-  const guesses = [];
-  for (let i = 0; i < facts.labels.length; i += BATCH)
-    guesses.push(...await classify(session, i, Math.min(BATCH, facts.labels.length - i)));
-  const times = [];
-  for (let i = 0; i < TIMED; i++) {
-    const start = performance.now();
-    await classify(session, i % facts.labels.length, 1);
-    times.push(performance.now() - start);
-  }
-  await session.release();
-  const right = guesses.filter((guess, i) => guess === facts.labels[i]).length;
-  return { guesses, load, ms: times.sort((a, b) => a - b)[TIMED >> 1], accuracy: 100 * right / guesses.length };
-}
-
-function draw(canvas, index) {
-  const [channels, height, width] = facts.shape;
-  const plane = height * width, context = canvas.getContext("2d");
-  canvas.width = width; canvas.height = height;
-  const image = context.createImageData(width, height);
-  for (let p = 0; p < plane; p++) {
-    for (let c = 0; c < 3; c++) {
-      const from = channels === 3 ? c : 0;
-      const value = pixels[index * size + from * plane + p] * facts.std[from] + facts.mean[from];
-      image.data[4 * p + c] = 255 * value;
-    }
-    image.data[4 * p + 3] = 255;
-  }
-  context.putImageData(image, 0, 0);
-}
-
-function element(tag, text, className = "") {
+function element(tag, className = "", text = "") {
   const made = document.createElement(tag);
+  if (className) made.className = className;
   made.textContent = text;
-  made.className = className;
   return made;
 }
 
-function show(model, result) {
-  const pairs = { width: model.width, bytes: model.bytes.toLocaleString("en"),
-    "smaller than float": `${(facts.fp32_bytes / model.bytes).toFixed(1)}×`,
-    [`accuracy on ${facts.labels.length} images`]: `${result.accuracy.toFixed(1)} %`,
-    "milliseconds per image": result.ms.toFixed(2) };
-  $("facts").replaceChildren(...Object.entries(pairs).map(([key, value]) => {
-    const box = document.createElement("div");
-    box.append(element("dt", key), element("dd", value));
-    return box;
-  }));
-  $("samples").replaceChildren(...result.guesses.slice(0, SHOWN).map((guess, i) => {
-    const figure = document.createElement("figure"), canvas = document.createElement("canvas");
-    const right = guess === facts.labels[i];
-    draw(canvas, i);
-    figure.append(canvas, element("figcaption", right ? name(guess) : `${name(guess)} (is ${name(facts.labels[i])})`,
-      right ? "right" : "wrong"));
-    return figure;
-  }));
-}
-
-function row(model, result) {
-  const cells = [model.file, model.bytes.toLocaleString("en"), (model.bytes / facts.fp32_bytes).toFixed(2),
-    result.accuracy.toFixed(1), model.metric.toFixed(2), result.load.toFixed(0), result.ms.toFixed(2)];
-  const tr = document.createElement("tr");
+// A row of the comparison: what is known of a width before anything is loaded, and where its answer will be.
+function row(model) {
+  const tr = element("tr"), cell = (className, text = "") => tr.appendChild(element("td", className, text));
   tr.dataset.width = model.width;
-  tr.append(...cells.map(cell => element("td", cell)));
-  return tr;
+  cell("width", model.float ? "float" : model.width);
+  const size = cell("size", kilobytes(model.bytes)), share = element("i");
+  share.style.width = `${100 * model.bytes / Math.max(...facts.models.map(m => m.bytes))}%`;
+  size.title = `${model.bytes.toLocaleString("en")} bytes`;
+  size.append(share);
+  cell("metric", model.metric);
+  $("rows").append(tr);
+  return { model, answer: cell("answer"), bars: cell("bars"), time: cell("time"), tr };
 }
 
-async function choose(model) {
-  $("state").textContent = `running ${model.width} …`;
-  show(model, await measure(model));
-  $("state").textContent = "";
+async function load(row) {
+  const content = await fetch(row.model.file);
+  if (!content.ok) throw new Error(`${row.model.file} is not there (${content.status})`);
+  const { instance } = await WebAssembly.instantiate(await content.arrayBuffer());
+  const { memory, input: x, output: y, input_size: inputs, output_size: outputs, run } = instance.exports;
+  row.x = new Float32Array(memory.buffer, x(), inputs());
+  row.y = new Float32Array(memory.buffer, y(), outputs());
+  row.run = run;
+  show(row);
+  time(row);
 }
 
-async function all() {
-  $("all").disabled = true;
-  $("rows").replaceChildren();
-  for (const model of facts.models) {
-    $("state").textContent = `running ${model.width} …`;
-    $("rows").append(row(model, await measure(model)));
+// The best of some measurements with pauses: a browser first runs code that it compiled in haste, and then better one.
+async function time(row) {
+  let best = Infinity;
+  for (let i = 0; i < TIMES; i++) {
+    const start = performance.now();
+    let runs = 0;
+    while (runs < RUNS && performance.now() - start < TIMED) { row.run(); runs++; }
+    best = Math.min(best, (performance.now() - start) / runs);
+    row.time.textContent = `${best.toFixed(2)} ms`;
+    await new Promise(resolve => setTimeout(resolve, PAUSE));
   }
-  $("state").textContent = "done";
-  $("all").disabled = false;
+}
+
+function probabilities(row) {
+  row.x.set(input);
+  row.run();
+  const top = Math.max(...row.y), parts = Array.from(row.y, v => Math.exp(v - top)), sum = parts.reduce((a, b) => a + b);
+  return parts.map(part => part / sum);
+}
+
+function show(row) {
+  const p = probabilities(row), best = p.indexOf(Math.max(...p)), order = p.map((_, i) => i);
+  const listed = p.length <= ALL ? order : order.sort((a, b) => p[b] - p[a]).slice(0, TOP);
+  row.answer.textContent = name(best);
+  row.answer.title = `${(100 * p[best]).toFixed(1)} %`;
+  row.bars.replaceChildren(...listed.map(i => {
+    const bar = element("span", i === best ? "bar best" : "bar"), fill = element("i");
+    fill.style.height = `${100 * p[i]}%`;
+    bar.title = `${name(i)}: ${(100 * p[i]).toFixed(1)} %`;
+    bar.append(fill, element("b", "", name(i)));
+    return bar;
+  }));
+  row.tr.dataset.answer = name(best);
+}
+
+// All loaded widths answer, one after another; a newer image ends the turn.
+async function answer() {
+  const mine = ++turn;
+  paint($("small"), input);
+  for (const row of rows.filter(r => r.run)) {
+    if (mine !== turn) return;
+    show(row);
+    await new Promise(resolve => setTimeout(resolve));
+  }
+}
+
+function paint(canvas, pixels) {
+  canvas.width = width;
+  canvas.height = height;
+  canvas.getContext("2d").putImageData(new ImageData(shown(pixels, facts), width, height), 0, 0);
+}
+
+function choose(pixels, button) {
+  strokes = [];
+  input = pixels;
+  $("hint").hidden = !facts.drawn;
+  document.querySelectorAll("#samples button").forEach(b => b.setAttribute("aria-pressed", String(b === button)));
+  paint($("pad"), pixels);
+  $("pad").className = "picture";
+  return answer();
+}
+
+function ink() {
+  const pad = $("pad"), side = Math.round(pad.clientWidth * devicePixelRatio), context = pad.getContext("2d");
+  pad.className = "";
+  pad.width = pad.height = side;
+  Object.assign(context, { lineWidth: side / 14, lineCap: "round", lineJoin: "round", strokeStyle: "#fff", fillStyle: "#fff" });
+  for (const stroke of strokes) {
+    context.beginPath();
+    stroke.forEach(p => context.lineTo(side * p.x, side * p.y));
+    if (stroke.length === 1) context.lineTo(side * stroke[0].x, side * stroke[0].y + 0.1);
+    context.stroke();
+  }
+}
+
+function drawn() {
+  ink();
+  waiting ||= setTimeout(() => {
+    waiting = 0;
+    input = normalized(digit(strokes) ?? new Uint8Array(height * width), facts);
+    answer();
+  }, 16);
+}
+
+function pen() {
+  const pad = $("pad"), at = event => {
+    const box = pad.getBoundingClientRect();
+    return { x: (event.clientX - box.left) / box.width, y: (event.clientY - box.top) / box.height };
+  };
+  let drawing = false;
+  pad.onpointerdown = event => {
+    event.preventDefault();
+    drawing = true;
+    $("hint").hidden = true;
+    document.querySelectorAll("#samples button").forEach(b => b.setAttribute("aria-pressed", "false"));
+    strokes.push([at(event)]);
+    drawn();
+  };
+  addEventListener("pointermove", event => {
+    if (!drawing) return;
+    strokes.at(-1).push(at(event));
+    drawn();
+  });
+  for (const end of ["pointerup", "pointercancel"]) addEventListener(end, () => { drawing = false; });
+  $("clear").onclick = () => { strokes = []; drawn(); };
+}
+
+async function upload(file) {
+  const bitmap = await createImageBitmap(file), canvas = new OffscreenCanvas(width, height), context = canvas.getContext("2d");
+  const scale = Math.max(width / bitmap.width, height / bitmap.height);
+  const [w, h] = [bitmap.width * scale, bitmap.height * scale];
+  context.imageSmoothingQuality = "high";
+  context.drawImage(bitmap, (width - w) / 2, (height - h) / 2, w, h);
+  await choose(normalized(planes(context.getImageData(0, 0, width, height).data, channels), facts), null);
+}
+
+function transferred() {
+  const entries = [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")];
+  return entries.reduce((sum, entry) => sum + entry.encodedBodySize, 0);
+}
+
+function offer(row) {
+  const button = element("button", "", "load");
+  button.type = "button";
+  button.onclick = async () => {
+    button.disabled = true;
+    button.textContent = "…";
+    await load(row);
+  };
+  row.answer.append(button);
 }
 
 async function start() {
-  $("title").textContent = facts.title;
-  $("about").textContent = "One model at many bit-widths, running in this page with ONNX Runtime's WebAssembly build. "
-    + "Nothing leaves your computer. Few bits save bytes; the arithmetic is 8-bit integer or float.";
-  facts.models.forEach((model, i) => {
-    const label = document.createElement("label"), radio = document.createElement("input");
-    Object.assign(radio, { type: "radio", name: "width", checked: i === 0, onchange: () => choose(model) });
-    label.append(radio, model.width);
-    $("widths").append(label);
-  });
-  $("all").onclick = all;
-  await choose(facts.models[0]);
-  if (location.hash === "#all") await all();
+  $("unserved").hidden = true;
+  $("page").hidden = false;
+  $("about").textContent = `${facts.title}. Every row is the same trained network with weights of fewer bits, compiled to `
+    + "WebAssembly and run by this page; nothing leaves your computer.";
+  $("metric").textContent = facts.metric;
+  $("metric").title = `on all ${facts.test_images.toLocaleString("en")} test images, in WebAssembly`;
+  $("hint").textContent = "draw a digit here";
+  document.body.classList.toggle("drawn", facts.drawn);
+  rows.push(...facts.models.map(row));
+  $("samples").append(...images.map((pixels, i) => {
+    const button = element("button"), canvas = element("canvas");
+    button.type = "button";
+    button.title = button.ariaLabel = name(facts.samples.labels[i]);
+    button.onclick = () => choose(pixels, button);
+    paint(canvas, pixels);
+    button.append(canvas);
+    return button;
+  }));
+  if (facts.drawn) pen();
+  $("file").onchange = () => $("file").files[0] && upload($("file").files[0]);
+  rows.filter(r => r.model.float).forEach(offer);
+  await choose(images[0], document.querySelector("#samples button"));
+  const [first, ...others] = rows.filter(r => !r.model.float);
+  if (first) {
+    await load(first);
+    await new Promise(resolve => setTimeout(resolve));
+    const said = `${first.model.width} answered after ${kilobytes(transferred())} of download`;
+    for (const row of others) {
+      $("state").textContent = `${said}; loading ${row.model.width} …`;
+      await load(row);
+    }
+    $("state").textContent = `${said}, all widths after ${kilobytes(transferred())}.`;
+  }
+  document.body.dataset.ready = "yes";
 }
 
 start().catch(error => { $("state").textContent = `failed: ${error.message}`; throw error; });

@@ -1,3 +1,62 @@
+#if defined(__wasm_simd128__)
+/* A stride takes the input apart into planes in which the windows of neighbours are neighbours, so that lanes add the same
+ * products in the same order as the plain loops below; what a border adds is 0, and the lanes behind a line are dropped. */
+static void $name(const float *x, float *y, const $weights *w, const conv_t *c)
+{
+    const int channels = c->channels / c->groups, outputs = c->outputs / c->groups, taps = c->kernel_height * c->kernel_width;
+    const int wide = (c->padded_width + c->stride_x - 1) / c->stride_x;
+    const int area = (c->padded_height + c->stride_y - 1) / c->stride_y * wide, volume = c->stride_y * c->stride_x * area;
+    const int span = (c->out_height - 1) * wide + c->out_width;
+    for (int i = 0; i < c->channels * volume; i++) {
+        planes[i] = 0.0f;
+    }
+    for (int n = 0; n < c->channels; n++) {
+        for (int iy = c->top; iy < c->height + c->top; iy++) {
+            float *line = planes + n * volume + iy % c->stride_y * c->stride_x * area + iy / c->stride_y * wide;
+            for (int ix = c->left; ix < c->width + c->left; ix++) {
+                line[ix % c->stride_x * area + ix / c->stride_x] = *x++;
+            }
+        }
+    }
+    for (int i = 0; i < taps; i++) {
+        const int ky = i / c->kernel_width * c->dilation_y, kx = i % c->kernel_width * c->dilation_x;
+        starts[i] = (ky % c->stride_y * c->stride_x + kx % c->stride_x) * area + ky / c->stride_y * wide + kx / c->stride_x;
+    }
+    for (int o = 0; o < c->outputs; o++) {
+        const float *first = planes + (o / outputs) * channels * volume;
+        int column = 0;
+$fetch
+        for (int p = 0; p < span; p += 16) {
+            const $type *k = values;
+            const int few = span - p <= 8;
+            float done[16];
+            v128_t a = wasm_f32x4_splat(0.0f), b = a, d = a, e = a;
+            for (int n = 0; n < channels; n++) {
+                for (int i = 0; i < taps; i++) {
+                    const float *at = first + n * volume + starts[i] + p;
+                    const v128_t value = wasm_f32x4_splat((float)*k++);
+                    a = wasm_f32x4_add(a, wasm_f32x4_mul(value, wasm_v128_load(at)));
+                    b = wasm_f32x4_add(b, wasm_f32x4_mul(value, wasm_v128_load(at + 4)));
+                    if (!few) {
+                        d = wasm_f32x4_add(d, wasm_f32x4_mul(value, wasm_v128_load(at + 8)));
+                        e = wasm_f32x4_add(e, wasm_f32x4_mul(value, wasm_v128_load(at + 12)));
+                    }
+                }
+            }
+            wasm_v128_store(done, a);
+            wasm_v128_store(done + 4, b);
+            wasm_v128_store(done + 8, d);
+            wasm_v128_store(done + 12, e);
+            for (int i = 0; i < 16 && p + i < span; i++) {
+                if (column < c->out_width) {
+                    *y++ = done[i] * scale + bias;
+                }
+                column = column + 1 == wide ? 0 : column + 1;
+            }
+        }
+    }
+}
+#else
 /* Adds one weight at a time to a line of outputs: no copy of the input, no borders. */
 static void $name(const float *x, float *y, const $weights *w, const conv_t *c)
 {
@@ -40,3 +99,4 @@ $fetch
         }
     }
 }
+#endif

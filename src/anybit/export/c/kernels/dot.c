@@ -3,7 +3,31 @@ static int32_t $name(const row_t *w, const $type *x, int size)
 {
     int32_t sum = 0;
     int i = 0;
-#if ROW_BITS == 8 && defined(__AVX2__)
+#if ROW_BITS == 8 && defined(__wasm_simd128__)
+    v128_t sums = wasm_i32x4_splat(0);
+    for (; i + 16 <= size; i += 16) {
+        const v128_t a = wasm_v128_load(w + i), b = wasm_v128_load(x + i);
+        sums = wasm_i32x4_add(sums, wasm_i32x4_dot_i16x8(wasm_i16x8_extend_low_i8x16(a), wasm_${i}16x8_extend_low_${i}8x16(b)));
+        sums = wasm_i32x4_add(sums, wasm_i32x4_dot_i16x8(wasm_i16x8_extend_high_i8x16(a), wasm_${i}16x8_extend_high_${i}8x16(b)));
+    }
+    sum = wasm_i32x4_extract_lane(sums, 0) + wasm_i32x4_extract_lane(sums, 1) + wasm_i32x4_extract_lane(sums, 2) +
+          wasm_i32x4_extract_lane(sums, 3);
+#elif ROW_BITS == 8 && defined(DPBUSD)
+    __m128i sums = _mm_setzero_si128();
+    for (; i + 16 <= size; i += 16) {
+        const __m128i a = _mm_loadu_si128((const __m128i *)(const void *)(w + i));
+        const __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(x + i));
+#if $up /* It takes unsigned by signed bytes: b + $up is unsigned, and $up times the weights is taken away. */
+        const __m128i up = _mm_set1_epi8((char)$up);
+        sums = _mm_sub_epi32(DPBUSD(sums, _mm_xor_si128(b, up), a), DPBUSD(_mm_setzero_si128(), up, a));
+#else
+        sums = DPBUSD(sums, b, a);
+#endif
+    }
+    sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0x4E));
+    sums = _mm_add_epi32(sums, _mm_shuffle_epi32(sums, 0xB1));
+    sum = _mm_cvtsi128_si32(sums);
+#elif ROW_BITS == 8 && defined(__AVX2__)
     __m256i sums = _mm256_setzero_si256();
     for (; i + 16 <= size; i += 16) {
         const __m256i a = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(w + i)));

@@ -1,10 +1,35 @@
 /* One row of a weight; whole bytes, so that up to 3 numbers behind the row are written, too. */
 static void unpack(const weights_t *w, int number)
 {
-    const int bits = w->bits, length = (w->size * bits + 7) / 8;
+    const int bits = w->bits;
+    int size = w->size, length = (size * bits + 7) / 8;
     const uint8_t *codes = w->codes + (size_t)number * (size_t)length;
     row_t *out = row;
     row_t levels[16];
+#if defined(__wasm_simd128__)
+    /* Of 16 codes in 2 * bits bytes each lane takes the two bytes that hold its own; a product moves it to the top. */
+    uint8_t places[32];
+    uint16_t shifts[16];
+    for (int i = 0; i < 16; i++) {
+        places[2 * i] = (uint8_t)(i * bits / 8);
+        places[2 * i + 1] = (uint8_t)(i * bits / 8 + 1);
+        shifts[i] = (uint16_t)(1u << (16 - bits - i * bits % 8));
+    }
+    for (; size >= 16 && length >= 16; size -= 16, length -= 2 * bits, codes += 2 * bits, out += 16) {
+        v128_t halves[2];
+        for (int i = 0; i < 2; i++) {
+            v128_t v = wasm_i8x16_swizzle(wasm_v128_load(codes), wasm_v128_load(places + 16 * i));
+            v = wasm_u16x8_shr(wasm_i16x8_mul(v, wasm_v128_load(shifts + 8 * i)), (uint32_t)(16 - bits));
+            halves[i] = wasm_i16x8_add(wasm_i16x8_mul(v, wasm_i16x8_splat((int16_t)w->factor)), wasm_i16x8_splat((int16_t)w->low));
+        }
+#if ROW_BITS == 8
+        wasm_v128_store(out, wasm_i8x16_narrow_i16x8(halves[0], halves[1]));
+#else
+        wasm_v128_store(out, halves[0]);
+        wasm_v128_store(out + 8, halves[1]);
+#endif
+    }
+#endif
     for (int i = 0; i < 16; i++) {
         levels[i] = (row_t)(w->factor * i + w->low);
     }
@@ -29,7 +54,7 @@ static void unpack(const weights_t *w, int number)
         const unsigned mask = (1u << bits) - 1u;
         unsigned buffer = 0;
         int have = 0;
-        for (int i = 0; i < w->size; i++) {
+        for (int i = 0; i < size; i++) {
             if (have < bits) {
                 buffer |= (unsigned)*codes++ << have;
                 have += 8;
