@@ -64,5 +64,5 @@ def _say(text: str) -> None:
 
 
 def _say_round(progress: Progress) -> None:
-    _say(f"round {progress.round}/{progress.rounds}  loss {progress.loss:.3f}  {progress.seconds:.1f} s"
+    _say(f"round {progress.round}/{progress.rounds}  {progress.training_line}  {progress.seconds:.1f} s"
          + (f"  {progress.score_line}" if progress.evaluation else ""))
