@@ -89,7 +89,7 @@ def test_delta_is_below_one_over_the_clients() -> None:
 def test_devices_that_nobody_has_counted_need_a_delta_and_poisson_their_number() -> None:
     with pytest.raises(ConfigError, match="set it, far below"):
         accountant(PrivacyOptions(clip=1.0, noise=1.0), 10, None)
-    with pytest.raises(ConfigError, match="set privacy.clients"):
+    with pytest.raises(ConfigError, match=r"set privacy\.clients"):
         accountant(poisson(1.0, 1e-5), 10, None)
     unknown = accountant(PrivacyOptions(clip=1.0, noise=8.0, delta=1e-5), 10, None)
     assert unknown.epsilon(2) == pytest.approx(gaussian(4.0, 2, 1e-5), rel=1e-3)  # no share is counted on

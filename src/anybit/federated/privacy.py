@@ -81,19 +81,21 @@ def clipped_deltas(deltas: Tree, clip: float) -> Tree:
     return pytree.tree_map(cut, deltas)  # type: ignore[no-any-return]
 
 
-def private_combiner(options: PrivacyOptions, like: Trainable, noise: Trainable, together: Any = None) -> Combine:
+def private_combiner(options: PrivacyOptions, like: Trainable, noise: Trainable, together: Any = None,
+                     sent: bool = False) -> Combine:
     """Return the mean of clipped deltas and the noise: a sum over the cohort, times a weighting that is 1/m for everybody.
 
     Learned step sizes are clipped with the weights and divided by m too: how many trained at a width is nobody's business.
-    like: the form of a delta · noise: of the mean (central), or of each delta (local) · together: as in `mean_delta`.
+    like: the form of a delta · noise: of the mean (central), or of each delta (local) · together: as in `mean_delta` · sent:
+    with local noise, deltas come from devices that have clipped and hidden them themselves.
     """
     assert options.clip is not None
     local, clip = options.where == "local", options.clip
 
     def treated(parts: Iterable[Part]) -> Iterable[Part]:
         for clients, deltas, losses in parts:
-            cut = clipped_deltas(deltas, clip)
-            if local and noise.w:
+            cut = deltas if local and sent else clipped_deltas(deltas, clip)
+            if local and not sent:
                 cut = pytree.tree_map(torch.add, cut, picked(noise, clients))
             yield clients, Trainable(cut.named()), losses
 

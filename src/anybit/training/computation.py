@@ -210,12 +210,12 @@ class Computation:
             return federated_round(state, inputs, client_step, server, self.engine.map_clients, combine, project)
         return round
 
-    def combiner(self, state: State, noise: Trainable, cohort: Cohort) -> Combine:
-        """Return what makes Δ_t of the parts of a cohort, in this engine."""
+    def combiner(self, state: State, noise: Trainable, cohort: Cohort, sent: bool = False) -> Combine:
+        """Return what makes Δ_t of a cohort's parts, in this engine; sent: by devices, which add local noise themselves."""
         options, like = self.config.privacy, state.trainable
         if options.clip is not None:
             together = functools.partial(self.engine.combine, like=Trainable(like.named()), cohort=cohort)
-            return private_combiner(options, like, noise, together)
+            return private_combiner(options, like, noise, together, sent)
         if (combine := combiner(self.config.server)) is not mean_delta:
             return combine
         return functools.partial(mean_delta, together=functools.partial(self.engine.combine, like=like, cohort=cohort))
