@@ -5,9 +5,9 @@
     python -m benchmarks.privacy table            # prints the means as Markdown
 
 Two populations of the embedded digits, on a network of 2,410 parameters (64-32-10):
-crowd: 10,000 simulated clients with four examples each, drawn with replacement from the 1,437 training digits and shifted by
-at most a pixel either way, so that people are many and no two alike; 500 a round. hundred: the 1,437 training digits dealt out
-to 100 clients; 50 a round. Both are scored on the 360 test digits, as they are.
+crowd: 10,000 simulated clients with four examples each, drawn with replacement from the 1,437 training digits and shifted
+by at most a pixel either way, so that people are many and no two alike; 500 a round. hundred: the 1,437 training digits
+dealt out to 100 clients; 50 a round. Both are scored on the 360 test digits, as they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -34,7 +34,7 @@ NOISES = (0.0, 0.6, 1.2, 2.4, 4.8, 9.6)
 """z; 0: clipped, without noise and without any promise."""
 SEEDS = (1, 2, 3)
 ROUNDS, CLIP = 60, 0.2
-VARIANTS = {"FedAvg": anybit.baseline, "MQAT": anybit.mqat, "carousel": anybit.carousel}
+VARIANTS: dict[str, Callable[[], anybit.Variant]] = {"FedAvg": anybit.baseline, "MQAT": anybit.mqat, "carousel": anybit.carousel}
 WIDTHS = ("FP32", "W8", "W4", "W2")
 COHORTS = {"crowd": 500, "hundred": 50}
 COLUMNS = ("population", "variant", "noise", "seed", "clients", "cohort", "epsilon", "delta", *WIDTHS)
@@ -68,7 +68,7 @@ def network(seed: int) -> nn.Module:
 def trained(clients: Clients, test: tuple[np.ndarray, np.ndarray], variant: str, noise: float, seed: int,
             cohort: int) -> dict[str, Any]:
     """Train one model; return its scores and its ε."""
-    privacy = anybit.PrivacyOptions(clip=CLIP, noise=noise, sampling="poisson") if noise else anybit.PrivacyOptions(clip=CLIP)
+    privacy = anybit.PrivacyOptions(CLIP, noise, sampling="poisson") if noise else anybit.PrivacyOptions(CLIP)
     fitted = anybit.fit(network(seed), clients, test, VARIANTS[variant](), rounds=ROUNDS, cohort=cohort, seed=seed,
                         client=anybit.ClientOptions(lr=0.3, batch_size=16, epochs=2),
                         server=anybit.ServerOptions(optimizer="adam", lr=0.02), privacy=privacy,

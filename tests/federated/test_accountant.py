@@ -95,6 +95,13 @@ def test_devices_that_nobody_has_counted_need_a_delta_and_poisson_their_number()
     assert unknown.epsilon(2) == pytest.approx(gaussian(4.0, 2, 1e-5), rel=1e-3)  # no share is counted on
 
 
+def test_a_delta_or_a_number_of_clients_that_would_flatter_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"below 1/clients = 0\.01"):
+        accountant(poisson(1.0, 0.01), 10, 100)
+    with pytest.raises(ConfigError, match="the split has 100 clients"):
+        accountant(PrivacyOptions(clip=1.0, noise=1.0, sampling="poisson", clients=1_000_000), 10, 100)
+
+
 def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(MissingExtra, match=r"anybit\[privacy\]"):

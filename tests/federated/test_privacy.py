@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import anybit
 from anybit.config import Config, EngineName
 from anybit.data.examples import Data, Examples
+from anybit.engines.ranks import Ranks
+from anybit.engines.sequential import Sequential
 from anybit.errors import ConfigError
 from anybit.federated.cohort import sample_clients
 from anybit.federated.privacy import PrivacyOptions, clipped_deltas, drawn_clients, drawn_noise, private_combiner
@@ -20,6 +23,8 @@ from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
 from anybit.federated.state import LogSteps, Trainable
 from anybit.federated.variants import Variant, baseline, carousel, mqat
+from anybit.training.computation import open_computation
+from anybit.training.loop import begin
 from anybit.training.task import Task
 from tests.trainings import begun, to_end, trained
 
@@ -114,6 +119,19 @@ def test_engines_agree(engine: EngineName, privacy: PrivacyOptions, variant: Var
         torch.testing.assert_close(other[name], expected, rtol=0, atol=1e-9)
     without = trained(task(variant), config(PrivacyOptions(), ranges=ranges)).w
     assert any((without[name] - expected).abs().max() > 1e-4 for name, expected in w.items())
+
+
+@pytest.mark.parametrize("privacy", [CENTRAL, LOCAL], ids=["central", "local"])
+def test_a_rank_hides_its_share_of_the_cohort(privacy: PrivacyOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only rank of a real group; its parts have positions instead of slices."""
+    monkeypatch.setattr("anybit.engines.ranks.die_with_torchrun", lambda: None)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    settings = config(privacy, ranges=anybit.RangeOptions(learned=True))
+    computation = open_computation(task(mqat()), settings)
+    ranked = begin(replace(computation, engine=Ranks(Sequential(), torch.device("cpu"))))
+    done = to_end(ranked)
+    for name, expected in trained(task(mqat()), settings).w.items():
+        torch.testing.assert_close(done.w[name], expected, rtol=0, atol=1e-9)
 
 
 def test_a_cohort_of_nobody_moves_the_model_by_noise_alone() -> None:

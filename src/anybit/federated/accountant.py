@@ -72,12 +72,18 @@ def accountant(options: PrivacyOptions, places: int, clients: int | None, noises
     """
     assert options.noise is not None
     population = options.clients or clients
+    if clients is not None and population != clients:
+        raise ConfigError(f"privacy.clients = {options.clients}: is for fleets; the split has {clients} clients, leave it "
+                          "out")
     if population is None and options.delta is None:
         raise ConfigError("privacy.delta: nobody knows how many devices there are; set it, far below 1/devices, or set "
                           "privacy.clients")
     if population is not None and places > population:
         raise ConfigError(f"cohort = {places}, but privacy.clients = {population}")
     delta = options.delta or default_delta(population or 1)
+    if population is not None and delta >= 1 / population:
+        raise ConfigError(f"privacy.delta = {delta}: must be below 1/clients = {1 / population:.2g}, where publishing "
+                          "all of one client would pass")
     if options.sampling == "poisson":
         if population is None:
             raise ConfigError("privacy.sampling = poisson: set privacy.clients, the devices of which q = cohort/clients is "

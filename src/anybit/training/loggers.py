@@ -17,10 +17,10 @@ from anybit.training.course import Callback, Progress, Training
 
 
 def logged(loss: float, evaluation: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return the numbers of a round by name: loss, and where it was evaluated "W4 loss", "W4 metric", …"""
+    """Return the numbers of a round by name: loss (unless private), and where it was evaluated "W4 loss", "W4 metric", …"""
     scores = evaluation["scores"] if evaluation else {}
     named = {f"{width} {what}": score[what] for width, score in scores.items() for what in ("loss", "metric")}
-    return {"loss": loss, **named}
+    return named if math.isnan(loss) else {"loss": loss, **named}
 
 
 class CsvLogger(Callback):
