@@ -34,7 +34,8 @@ NOISES = (0.0, 0.6, 1.2, 2.4, 4.8, 9.6)
 """z; 0: clipped, without noise and without any promise."""
 SEEDS = (1, 2, 3)
 ROUNDS, CLIP = 60, 0.2
-VARIANTS: dict[str, Callable[[], anybit.Variant]] = {"FedAvg": anybit.baseline, "MQAT": anybit.mqat, "carousel": anybit.carousel}
+VARIANTS: dict[str, Callable[[], anybit.Variant]] = {
+    "FedAvg": anybit.baseline, "MQAT": anybit.mqat, "carousel": anybit.carousel}
 WIDTHS = ("FP32", "W8", "W4", "W2")
 COHORTS = {"crowd": 500, "hundred": 50}
 COLUMNS = ("population", "variant", "noise", "seed", "clients", "cohort", "epsilon", "delta", *WIDTHS)
@@ -155,7 +156,7 @@ def figure() -> None:
                     axes.fill_between(x, low, high, color=style.colour(i), alpha=0.12, linewidth=0)
                     if axes is panels[0]:
                         handles.append(drawn)
-                        names.append(f"{variant}, {width}")
+                        names.append(f"{variant} {width}")
             axes.set_xscale("log")
             axes.set_xticks([*finite[::len(VARIANTS)], beyond], [*(f"{e:.2g}" for e in finite[::len(VARIANTS)]), "none"],
                             minor=False)

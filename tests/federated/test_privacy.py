@@ -97,6 +97,18 @@ def test_noise_is_keyed_by_seed_and_round_unless_it_is_secret() -> None:
     assert {drawn_clients(secret, 1, 0, 1000, 10) for _ in range(3)} != {sample_clients(1, 0, 1000, 10)}
 
 
+def test_draws_from_the_systems_entropy_are_normal_and_uniform() -> None:
+    secret = PrivacyOptions(clip=0.5, noise=2.0, secret=True)
+    noise = drawn_noise(secret, Trainable({"a": torch.zeros(300, 400)}), 1, 0, [], 10).w["a"].flatten() / 0.1
+    assert noise.mean().abs().item() < 0.02
+    moments = [(noise.double() ** k).mean().item() for k in (2, 4)]
+    assert moments == pytest.approx([1, 3], rel=0.06)
+    assert (noise.abs() < 1).double().mean().item() == pytest.approx(0.6827, abs=0.01)
+    clients = [drawn_clients(secret, 1, 0, 20, 5) for _ in range(400)]
+    assert all(len(set(cohort)) == 5 for cohort in clients)
+    assert np.bincount(np.concatenate(clients), minlength=20).min() > 60  # 100 expected, deviation 9
+
+
 def test_a_poisson_cohort_takes_everybody_with_the_same_chance() -> None:
     cohorts = [drawn_clients(POISSON, 1, round, 50, 5) for round in range(400)]
     sizes = [len(cohort) for cohort in cohorts]

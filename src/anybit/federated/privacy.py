@@ -6,6 +6,8 @@ is at most C/m, so the noise hides it; everything that is made of Δ_t afterward
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -116,22 +118,35 @@ def drawn_noise(options: PrivacyOptions, like: Trainable, seed: int, round: int,
         return Trainable({})
     deviation = options.deviation(places)
     if options.where == "central":
-        return _normal(_draw(options, seed, round), like, deviation)
+        return _normal(_draw(options, seed, "privacy central", round), like, deviation)
     each = [client_noise(options, like, seed, round, client) for client in clients]
     return pytree.tree_map(lambda *leaves: torch.stack(leaves), *each)  # type: ignore[no-any-return]
 
 
 def client_noise(options: PrivacyOptions, like: Trainable, seed: int, round: int, client: int) -> Trainable:
     """Draw the noise that a client adds to its own delta."""
-    return _normal(_draw(options, seed, round, client), like, options.deviation(1))
+    return _normal(_draw(options, seed, "privacy local", round, client), like, options.deviation(1))
 
 
-def _draw(options: PrivacyOptions, seed: int, round: int, client: int = 0) -> np.random.Generator:
-    purpose = f"privacy {options.where}"
-    return np.random.default_rng() if options.secret else generator(seed, purpose, round, client)
+class SystemDraws:
+    """Draws from the system's entropy, every bit of them: no state, nothing to repeat or to guess."""
+
+    def random(self, count: int) -> np.ndarray:
+        """Draw U[0, 1) in 53 bits."""
+        return (np.frombuffer(os.urandom(8 * count), np.uint64) >> np.uint64(11)) * 2.0**-53
+
+    def standard_normal(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Draw N(0, 1): √(−2·ln(1 − u))·cos(2πv) (Box and Muller)."""
+        u, v = self.random(2 * math.prod(shape)).reshape(2, *shape)
+        return np.asarray(np.sqrt(-2 * np.log1p(-u)) * np.cos(2 * np.pi * v))
 
 
-def _normal(draw: np.random.Generator, like: Trainable, deviation: float) -> Trainable:
+def _draw(options: PrivacyOptions, seed: int, purpose: str, round: int,
+          client: int = 0) -> SystemDraws | np.random.Generator:
+    return SystemDraws() if options.secret else generator(seed, purpose, round, client)
+
+
+def _normal(draw: SystemDraws | np.random.Generator, like: Trainable, deviation: float) -> Trainable:
     def normal(leaf: Tensor) -> Tensor:
         return torch.from_numpy(deviation * draw.standard_normal(tuple(leaf.shape))).to(leaf.dtype)
     return pytree.tree_map(normal, like)  # type: ignore[no-any-return]
@@ -141,10 +156,10 @@ def drawn_clients(options: PrivacyOptions, seed: int, round: int, clients: int, 
                   population: int | None = None) -> tuple[int, ...]:
     """Draw S_t among `clients`: `size` of them, or (Poisson) each with q = size/population, `clients` unless given."""
     if options.sampling == "poisson":
-        draw = np.random.default_rng() if options.secret else generator(seed, "poisson", round)
-        return tuple(int(i) for i in np.flatnonzero(draw.random(clients) < size / (population or clients)))
+        chance = _draw(options, seed, "poisson", round).random(clients)
+        return tuple(int(i) for i in np.flatnonzero(chance < size / (population or clients)))
     if options.secret:
-        return tuple(int(i) for i in np.random.default_rng().choice(clients, size, replace=False))
+        return tuple(int(i) for i in np.argsort(SystemDraws().random(clients))[:size])
     return sample_clients(seed, round, clients, size)
 
 
