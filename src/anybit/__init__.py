@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anybit.api import Fitted, evaluate, fit
-    from anybit.config import ClientOptions, ComputeOptions, Config, EvaluationOptions, RangeOptions
+    from anybit.config import ClientOptions, ComputeOptions, Config, EvaluationOptions, PrivacyOptions, RangeOptions
     from anybit.data.clients import by_client
     from anybit.data.examples import Pipeline
     from anybit.errors import AnybitError, AnybitWarning
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 _HOME = {
     "anybit.api": ("Fitted", "evaluate", "fit"),
-    "anybit.config": ("ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "RangeOptions"),
+    "anybit.config": ("ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "PrivacyOptions",
+                      "RangeOptions"),
     "anybit.data.clients": ("by_client",),
     "anybit.data.examples": ("Pipeline",),
     "anybit.errors": ("AnybitError", "AnybitWarning"),
@@ -64,8 +65,9 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "AnybitError", "AnybitWarning", "Callback", "ClientOptions", "ComputeOptions", "Config", "CsvLogger", "EarlyStopping",
-    "EvaluationOptions", "Fitted", "Metric", "Pipeline", "Progress", "RangeOptions", "Run", "SamplingOptions", "Score",
-    "ServerOptimizer", "ServerOptions", "SiteOptions", "StepTable", "TensorBoardLogger", "Variant", "WandbLogger", "Width",
+    "EvaluationOptions", "Fitted", "Metric", "Pipeline", "PrivacyOptions", "Progress", "RangeOptions", "Run",
+    "SamplingOptions", "Score", "ServerOptimizer", "ServerOptions", "SiteOptions", "StepTable", "TensorBoardLogger",
+    "Variant", "WandbLogger", "Width",
     "accuracy", "apqn", "baseline", "by_client", "carousel", "cycled_widths", "dealt_width", "evaluate", "fit",
     "fixed_width", "kure", "mqat", "prepare", "qat", "replace_batchnorm", "sampled_width",
 ]

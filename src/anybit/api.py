@@ -24,6 +24,7 @@ from anybit.config import (
     Config,
     EngineName,
     EvaluationOptions,
+    PrivacyOptions,
     RangeOptions,
 )
 from anybit.data.clients import gathered, pair_of
@@ -51,6 +52,7 @@ from anybit.training.loop import Simulation, begin, train
 from anybit.training.opening import open_run
 from anybit.training.per_client import per_client
 from anybit.training.progress_line import ProgressLine
+from anybit.training.records import promise
 from anybit.training.run import with_weights
 from anybit.training.stopping import stoppable
 from anybit.training.task import Task, Trained
@@ -64,7 +66,8 @@ def fit(model: nn.Module, clients: Iterable[Any], test: Any, variant: Variant | 
         seed: int = Config.seed, weighting: Literal["uniform", "examples"] = Config.weighting,
         client: ClientOptions = ClientOptions(), server: ServerOptions = ServerOptions(),
         sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(),
-        evaluation: EvaluationOptions = EvaluationOptions(), pipeline: Pipeline = Pipeline(),
+        evaluation: EvaluationOptions = EvaluationOptions(), privacy: PrivacyOptions = PrivacyOptions(),
+        pipeline: Pipeline = Pipeline(),
         loss: PerExample | str = cross_entropy, metric: PerExample | str | None = None, output: str | int | None = None,
         engine: EngineName = "auto", device: str = "auto", compute: ComputeOptions = ComputeOptions(),
         threads: int | None = None, checkpoint_every: int = Config.checkpoint_every,
@@ -95,7 +98,7 @@ def fit(model: nn.Module, clients: Iterable[Any], test: Any, variant: Variant | 
         raise ConfigError(f"pipeline is a {type(pipeline).__name__}: give an anybit.Pipeline, or change the inputs before")
     _check_followers(on_round, callbacks)
     _check_options(sampling=sampling, client=client, server=server, sites=sites, ranges=ranges, evaluation=evaluation,
-                   compute=compute)
+                   compute=compute, privacy=privacy)
     examples, split = gathered(clients)
     data = Data(examples, as_examples(*pair_of(test, "test"), "test data"), pipeline)
     check_alike(data.test, data.train, "test data", "the clients")
@@ -106,8 +109,9 @@ def fit(model: nn.Module, clients: Iterable[Any], test: Any, variant: Variant | 
         "data": Component(OBJECT), "split": Component(OBJECT), "model": Component(OBJECT),
         "variant": Component(OBJECT, {"is": variant.name}), "rounds": rounds, "cohort": cohort, "sampling": sampling,
         "seed": seed, "weighting": weighting, "client": client, "server": server, "sites": sites, "ranges": ranges,
-        "evaluation": evaluation, "loss": _named(task.loss), "metric": _named(task.metric), "output": output,
-        "engine": engine, "device": device, "compute": compute, "threads": threads, "checkpoint_every": checkpoint_every}))
+        "evaluation": evaluation, "privacy": privacy, "loss": _named(task.loss), "metric": _named(task.metric),
+        "output": output, "engine": engine, "device": device, "compute": compute, "threads": threads,
+        "checkpoint_every": checkpoint_every}))
     if resume and path is None:
         raise ConfigError("resume=True needs path=…: the folder of the run that goes on")
     config, say = _with_own(config, task), functools.partial(print, file=sys.stderr)
@@ -199,7 +203,8 @@ class Fitted:
 
         if runtime not in ("onnx", "executorch", "archive", "c"):
             raise ConfigError(f"runtime {runtime!r}: use 'onnx', 'executorch', 'archive' or 'c'")
-        return export_fitted(self.model, self.steps, self.task, self.config, Path(out), Width.parse_all(widths), runtime)
+        return export_fitted(self.model, self.steps, self.task, self.config, Path(out), Width.parse_all(widths), runtime,
+                             promise(self.evaluation))
 
 
 def _fitted(task: Task, config: Config, trained: Trained) -> Fitted:

@@ -128,18 +128,18 @@ class Reporter:
     def _live(self, progress: Progress) -> None:
         if self.bar is None:
             self.bar = _TwoLines(TextColumn("round"), MofNCompleteColumn(), BarColumn(16), _Speed(), TextColumn("ETA"),
-                                 TimeRemainingColumn(compact=True), TextColumn("loss {task.fields[loss]:.3f}"),
+                                 TimeRemainingColumn(compact=True), TextColumn("{task.fields[line]}"),
                                  console=Console(stderr=True), redirect_stdout=False, redirect_stderr=False)
             self.bar.start()
-            self.bar.add_task("", total=progress.rounds, completed=progress.round - 1, loss=progress.loss)
+            self.bar.add_task("", total=progress.rounds, completed=progress.round - 1, line=progress.training_line)
         self.bar.scores = self.scores
-        self.bar.update(self.bar.task_ids[0], completed=progress.round, loss=progress.loss)
+        self.bar.update(self.bar.task_ids[0], completed=progress.round, line=progress.training_line)
 
     def _line(self, progress: Progress) -> None:
         self.last_line = time.monotonic()
         speed = (progress.round - self.first_round) / max(self.last_line - self.started, 1e-9)
         eta = (progress.rounds - progress.round) / speed
-        say(f"round {progress.round}/{progress.rounds}  loss {progress.loss:.3f}  {speed:.2f} rounds/s  ETA {eta:.0f} s"
+        say(f"round {progress.round}/{progress.rounds}  {progress.training_line}  {speed:.2f} rounds/s  ETA {eta:.0f} s"
             + (f"  {self.scores}" if progress.evaluation else ""))
 
     def message(self, text: str) -> None:

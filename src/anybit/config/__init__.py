@@ -10,6 +10,7 @@ from anybit import recipes
 from anybit.errors import ConfigError, at_least, did_you_mean, positive
 from anybit.federated.client import ClientOptions as ClientOptions
 from anybit.federated.own import OBJECT as OBJECT
+from anybit.federated.privacy import PrivacyOptions as PrivacyOptions
 from anybit.federated.sampling import SamplingOptions
 from anybit.federated.server import ServerOptions
 from anybit.federated.variants import StepRule
@@ -197,6 +198,7 @@ class Config:
     checkpoint_every: int = 100
     """Rounds from one checkpoint to the next."""
     fleet: FleetOptions = FleetOptions()
+    privacy: PrivacyOptions = PrivacyOptions()
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -206,6 +208,24 @@ class Config:
             raise ConfigError(f"threads = {self.threads}: must be between 1 and {MOST_THREADS}")
         if self.sites.first_last_bits is not None:
             check_bits(self.sites.first_last_bits)
+        self._check_privacy()
+
+    def _check_privacy(self) -> None:
+        """Raise where what one client can change would be unbounded, or told beside the noise."""
+        options, wrong = self.privacy, dict[str, str]()
+        if options.clip is not None and self.server.mean != "mean":
+            wrong[f"server.mean = {self.server.mean}"] = "privacy.clip bounds what a client changes in a mean, and in no " \
+                "order statistic; use server.mean=mean"
+        if options.private and self.weighting != "uniform":
+            wrong[f"weighting = {self.weighting}"] = "the number of a client's examples is private; use weighting=uniform"
+        if options.private and self.sampling.policy != "uniform":
+            wrong[f"sampling.policy = {self.sampling.policy}"] = "privacy counts on cohorts that are drawn uniformly; use " \
+                "sampling.policy=uniform"
+        if options.secret and options.private and self.checkpoint_every != 1:
+            wrong[f"checkpoint_every = {self.checkpoint_every}"] = "a round that is trained twice with other noise counts " \
+                "twice; set checkpoint_every=1 with privacy.secret"
+        if wrong:
+            raise ConfigError("; ".join(f"{what}: {why}" for what, why in wrong.items()))
 
     def places(self, clients: int = MOST_PLACES) -> int:
         """Return the size of a cohort among so many clients."""

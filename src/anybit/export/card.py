@@ -62,6 +62,7 @@ def _row(a: Artifact, metric: Meaning) -> str:
 
 def _notes(subject: Subject, artifacts: Sequence[Artifact]) -> str:
     lines = [f"- Stays in float: {_in_float(subject)}."]
+    lines += [f"- Differential privacy of the training: {subject.privacy}."] if subject.privacy else []
     lines += [f"- {a.width}: added beyond training: {', '.join(a.added)}." for a in artifacts if a.added]
     lines += [f"- {a.width}: layer `{layer}` is computed in float: {why}."
               for a in artifacts for layer, why in a.in_float.items()]

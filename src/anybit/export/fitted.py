@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -18,10 +19,10 @@ from anybit.training.task import Task
 
 
 def export_fitted(model: nn.Module, steps: StepTable, task: Task, config: Config, out: Path, widths: Sequence[Width],
-                  runtime: Runtime) -> list[Artifact]:
-    """Write one artifact per width, with export.json and the model card beside them."""
+                  runtime: Runtime, privacy: str | None = None) -> list[Artifact]:
+    """Write one artifact per width, with export.json and the model card, which tells the promise of privacy, beside them."""
     activations = any(width.activations != FLOAT for width in widths)
-    exporter = Exporter(from_fitted(model, steps, task, config, activations), out)
+    exporter = Exporter(replace(from_fitted(model, steps, task, config, activations), privacy=privacy), out)
     artifacts = {(str(width), runtime): exporter.export(width, runtime) for width in widths}
     write_report(exporter, artifacts, None, {})
     refuse(list(artifacts.values()))

@@ -28,6 +28,7 @@ from anybit.quant.sites import input_of, parameter_of, prepare, quantizers
 from anybit.tensors import picked
 from anybit.training.evaluation import Evaluator, build_evaluator
 from anybit.training.machine import computing
+from anybit.training.records import promise
 from anybit.training.run import Run
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task
@@ -74,6 +75,8 @@ class Subject:
     """The environment of the training."""
     measured: bool = False
     """Whether step sizes of activations were measured for the export."""
+    privacy: str | None = None
+    """The promise of the training to its clients; none: none."""
 
     @property
     def data(self) -> Data:
@@ -174,7 +177,8 @@ def from_run(run: Run, steps: StepRule | None = None, calibrate: bool = False, a
         _check_activation_steps(run, evaluator)
     known = run.steps("weights" if measured or not activations else None)
     title = f"{run.config.model.name} on {run.config.data.name}, {evaluator.variant.name}"
-    return replace(_subject(evaluator, run.config, known, rule, measured, title), environment=_environment(run.folder))
+    return replace(_subject(evaluator, run.config, known, rule, measured, title), environment=_environment(run.folder),
+                   privacy=promise(run.evaluation))
 
 
 def from_fitted(model: nn.Module, steps: StepTable, task: Task, config: Config, activations: bool = True) -> Subject:
@@ -211,7 +215,8 @@ def _subject(evaluator: Evaluator, config: Config, known: StepTable, rule: StepR
         with computing(config):
             calibrated = activation_table(evaluator.model, evaluator.sites, w, evaluator.images,
                                           evaluator.ranges.activations)
-        table, text = table.merged(calibrated), f"{text}; activations measured on {length(evaluator.images)} training images"
+        kind = "test" if config.privacy.private else "training"
+        table, text = table.merged(calibrated), f"{text}; activations measured on {length(evaluator.images)} {kind} images"
     return Subject(evaluator.model, evaluator, table, text, title, config, measured=measured)
 
 

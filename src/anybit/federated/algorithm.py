@@ -162,6 +162,8 @@ class RoundInputs(NamedTuple):
     cohort: Cohort
     weighting: Tensor
     pace: Pace
+    noise: Trainable = Trainable({})
+    """Noise of privacy; empty without it."""
 
 
 def federated_round(state: State, inputs: RoundInputs, client_step: ClientStep, server: ServerOptimizer,

@@ -160,7 +160,7 @@ def build_cohort(seed: int, round: int, clients: Sequence[int], widths: Sequence
 
     On the host, while the device is busy with the round before. local_steps: as many for every client, instead of epochs.
     """
-    longest = max(len(split[client]) for client in clients)
+    longest = max((len(split[client]) for client in clients), default=1)
     most = min(batch_size, longest)
     shape = (len(clients), local_steps or epochs * -(-longest // most), most)
     index, rows = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
@@ -178,4 +178,4 @@ def build_cohort(seed: int, round: int, clients: Sequence[int], widths: Sequence
         count = int(rows[i, :, 0].sum())
         bits[i, :count] = step_widths(seed, round, client, width, count)
     return Cohort(round, tuple(clients), tuple(widths), tuple(len(split[c]) for c in clients), torch.from_numpy(bits),
-                  torch.from_numpy(index), torch.from_numpy(rows), torch.tensor(keys))
+                  torch.from_numpy(index), torch.from_numpy(rows), torch.tensor(keys, dtype=torch.int64))

@@ -65,7 +65,8 @@ def _last_scores(run: Run) -> dict[int, tuple[str, float]]:
     log = run.folder.lines("fleet")
     widths = {entry["client"]: entry["width"] for entry in log if entry["event"] in ("device", "back") and entry["width"]}
     last = {device["client"]: device for entry in log for device in entry.get("devices", [])}
-    return {client: (width, last[client]["score"]) for client, width in widths.items() if client in last}
+    return {client: (width, last[client]["score"]) for client, width in widths.items()
+            if "score" in last.get(client, {})}
 
 
 def _fixed_widths(run: Run) -> dict[int, str]:

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from anybit.config import ClientOptions, Component, Config
 from anybit.data.examples import Data, as_examples
 from anybit.errors import ConfigError
 from anybit.federated.algorithm import client_update
 from anybit.federated.cohort import build_cohort
+from anybit.federated.privacy import client_noise, clipped_deltas
 from anybit.federated.state import Trainable, trainable_weights, trained_table
 from anybit.federated.variants import Variant, mqat
 from anybit.fleet.flower import ConfigRecord, RecordDict
@@ -81,14 +83,25 @@ class Device:
             return {"train": self.train, "evaluate": self.evaluate, "ranges": self.ranges, "errors": self.errors}[kind]()
 
     def train(self) -> RecordDict:
-        """Train for one round; answer with the delta, the losses, and the score of the model before."""
+        """Train for one round; answer with the delta, the losses, and the score of the model before.
+
+        Where the device is promised privacy, with the delta alone, clipped and noisy if the server is not to see it.
+        """
         w, table = self._trainable(), self._table()
         width = device_width(self.node.width, self.task.variant.sites) or Width.parse(self.order["width"])
-        score = self._score(width, w, table)
-        delta, losses = _train_client(self.computation, self.order["round"], self.node.client, width, w, table)
+        privacy, round = self.config.privacy, self.order["round"]
+        score = 0.0 if privacy.private else self._score(width, w, table)
+        delta, losses = _train_client(self.computation, round, self.node.client, width, w, table)
+        if privacy.clip is not None and privacy.where == "local":
+            cut = picked(clipped_deltas(picked(delta, None), privacy.clip), 0)
+            noise = client_noise(privacy, delta, self.config.seed, round, self.node.client)
+            delta = pytree.tree_map(torch.add, cut, moved(noise, self.device))
         bits = self.config.fleet.uplink_bits
-        draw = key(self.config.seed, "uplink", self.order["round"], self.node.client)
+        draw = key(self.config.seed, "uplink", round, self.node.client)
         tensors = delta.named() if bits == FLOAT else round_delta(delta, bits, draw)
+        if privacy.private:
+            said = ConfigRecord({"client": self.node.client, "round": round, "width": str(width)})
+            return RecordDict({"answer": said, "delta": to_record(tensors)})
         return self._answer({"width": str(width), "losses": [float(loss) for loss in losses], "score": score},
                             delta=to_record(tensors))
 

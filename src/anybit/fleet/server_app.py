@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 from anybit.config import Config, chosen, from_recipe
@@ -45,6 +46,8 @@ def serve(grid: Grid, config: Config, path: Path, trusted: list[str], run_id: in
         raise RunError(f"{path} is finished: choose another folder for the next run, -c 'run=\"…\"'")
     variant = Components(config, trusted).build_variant()
     config = settled(chosen(config, variant.endless or variant.choices), trusted)
+    if config.privacy.private and config.privacy.secret is None:
+        config = replace(config, privacy=replace(config.privacy, secret=True))
     devices = Devices(grid, config, variant.sites, _say)
     opened = open_run(path, config, lambda config: build_task(config, trusted), resume=True, trusted=trusted,
                       compute=lambda task, config: fleet_computation(task, config, devices))
@@ -64,5 +67,5 @@ def _say(text: str) -> None:
 
 
 def _say_round(progress: Progress) -> None:
-    _say(f"round {progress.round}/{progress.rounds}  loss {progress.loss:.3f}  {progress.seconds:.1f} s"
+    _say(f"round {progress.round}/{progress.rounds}  {progress.training_line}  {progress.seconds:.1f} s"
          + (f"  {progress.score_line}" if progress.evaluation else ""))

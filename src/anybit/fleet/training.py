@@ -13,11 +13,12 @@ from torch.nn.functional import pad
 from anybit.config import Config
 from anybit.engines.base import Engine
 from anybit.errors import ConfigError, RunError
+from anybit.federated.accountant import accountant
 from anybit.federated.algorithm import server_update
 from anybit.federated.cohort import Cohort, sample_clients
-from anybit.federated.robust import combiner
+from anybit.federated.privacy import drawn_clients
 from anybit.federated.sampling import sample_cohort, shares
-from anybit.federated.state import State
+from anybit.federated.state import State, Trainable
 from anybit.fleet.calibration import check_errors, check_seen, merged_errors, merged_seen
 from anybit.fleet.checks import ANSWER, Update, Work, check_update, read_answer
 from anybit.fleet.devices import Devices
@@ -55,6 +56,8 @@ def fleet_computation(task: Task, config: Config, devices: Devices) -> Computati
     evaluator = replace(opened.evaluator, engine=Engine())
     if on_devices:
         evaluator = replace(evaluator, activation_steps=Calibration(opened, devices))
+    if config.privacy.private:  # how many devices there are, nobody knows unless privacy.clients says so
+        opened = replace(opened, accountant=accountant(config.privacy, opened.config.places(), None, config.fleet.minimum))
     return replace(opened, evaluator=evaluator)
 
 
@@ -62,8 +65,19 @@ def _check_minimum(task: Task, config: Config) -> None:
     if task.sampler:
         raise ConfigError("sampling.policy: a sampler of your own draws from a fixed list of clients, but devices come and "
                           "go; use uniform, stratified or weighted")
+    if config.privacy.private:
+        _check_private(config)
     if config.fleet.minimum > config.places():
         raise ConfigError(f"fleet.minimum = {config.fleet.minimum}, but a cohort has only {config.places()}")
+
+
+def _check_private(config: Config) -> None:
+    if config.fleet.calibration == "devices":
+        raise ConfigError("fleet.calibration = devices: with privacy.noise the ranges of devices are not to be told; use "
+                          "fleet.calibration=server")
+    if config.privacy.where == "local" and config.fleet.tries != 1:
+        raise ConfigError(f"fleet.tries = {config.fleet.tries}: a device that is asked again hides the same delta with "
+                          "other noise, which counts twice; set fleet.tries=1 with privacy.where=local")
 
 
 def train_fleet(opened: OpenRun, devices: Devices, watch: Watch, callbacks: Sequence[Callback] = ()) -> Trained:
@@ -88,15 +102,18 @@ class FleetRounds:
         """Run a round: ask a cohort until enough of it answers, then take the server's step."""
         options = self.devices.options
         for _ in range(options.tries):
-            updates = self._updates(state, round)
-            if len(updates) >= options.minimum:
+            asked = self._sample(round)
+            updates = self._updates(state, round, asked)
+            if len(updates) >= (min(options.minimum, len(asked)) if self._by_chance else options.minimum):
                 break
         else:
             raise RunError(f"round {round + 1} had fewer than {options.minimum} good answers, {options.tries} times (see "
                            f"fleet.jsonl): fix the devices, or lower fleet.minimum{self.last_good()}")
         computation = self.computation
         cohort, parts = answered(round, updates, computation)
-        combine = combiner(computation.config.server)
+        private = computation.config.privacy
+        noise = computation.noise(round, cohort) if private.where == "central" else Trainable({})
+        combine = computation.combiner(state, moved(noise, computation.device), cohort, sent=True)
         delta, losses = combine(parts, cohort.width_bits, computation.weighting(cohort))
         self.devices.round = round + 1
         state = server_update(state, delta, computation.server, computation.pace(round), self.given.at(state.w),
@@ -106,9 +123,14 @@ class FleetRounds:
     def release(self) -> None:
         """Do nothing: the devices free their own memory."""
 
-    def _updates(self, state: State, round: int) -> list[Update]:
+    @property
+    def _by_chance(self) -> bool:
+        """Whether a cohort may be of any size, nobody included."""
+        return self.computation.config.privacy.sampling == "poisson"
+
+    def _updates(self, state: State, round: int, cohort: Sequence[tuple[Member, Width]]) -> list[Update]:
         """Ask a cohort to train; return the good answers, in the order of the cohort."""
-        started, cohort, devices = time.monotonic(), self._sample(round), self.devices
+        started, devices, private = time.monotonic(), self.devices, self.computation.config.privacy.private
         arrays = {"w": to_record(state.trainable.named()), "steps": to_record(self.given.at(state.w).step_sizes)}
         questions = [devices.question(member, "train", arrays, width) for member, width in cohort]
         replies = devices.ask(questions)
@@ -118,15 +140,16 @@ class FleetRounds:
             client, width, config = reply.client, widths[reply.client], self.computation.config
             step_widths = self.computation.task.variant.step_widths
             work = Work(config.client, lambda steps: step_widths(config.seed, round, client, width, steps))
-            return check_update(reply, round, width, state.trainable, devices.options, work)
+            return check_update(reply, round, width, state.trainable, devices.options, work, private)
 
         good, log = devices.judge(members, replies, check)
         devices.event({"event": "round", "round": round + 1, **log, "seconds": time.monotonic() - started,
                        "bytes_down": sum(payload_bytes(q.content) for q in questions),
                        "bytes_up": sum(reply.bytes for reply in replies.values()),
                        "clipped": {u.client: u.clipped for u in good if u.clipped is not None},
-                       "devices": [{"client": u.client, "width": str(u.width), "score": u.score, "examples": u.examples,
-                                    "seconds": u.seconds, "bytes": u.bytes} for u in good]})
+                       "devices": [{"client": u.client, "width": str(u.width), **({} if private else {
+                           "score": u.score, "examples": u.examples, "seconds": u.seconds}), "bytes": u.bytes}
+                           for u in good]})
         devices.count_failures(members, log)
         return good
 
@@ -138,6 +161,11 @@ class FleetRounds:
         size = min(config.places(), int((shares(config.sampling, widths) > 0).sum()))
         if not size:
             return []
+        if config.privacy.private:
+            size = config.places() if self._by_chance else size
+            private = drawn_clients(config.privacy, config.seed, round, len(present), size, config.privacy.clients)
+            members = [present[i] for i in private]
+            return list(zip(members, self._widths(round, members), strict=True))
         chosen = sample_cohort(config.sampling, config.seed, round, len(present), size,
                                lambda positions: [widths[i] for i in positions])
         members = [present[i] for i in chosen]
@@ -153,7 +181,7 @@ class FleetRounds:
 def answered(round: int, updates: list[Update], computation: Computation) -> tuple[Cohort, list[Part]]:
     """Return the cohort of the devices that answered, and their deltas and losses; short losses end in zeros."""
     device, seed, widths = computation.device, computation.config.seed, computation.task.variant.step_widths
-    count, local_steps = len(updates), max(len(u.losses) for u in updates)
+    count, local_steps = len(updates), max((len(u.losses) for u in updates), default=1)
     rows, parts = torch.zeros(count, local_steps, 1, device=device), list[Part]()
     bits = torch.full((count, local_steps, 2), FLOAT, device=device)
     for i, update in enumerate(updates):

@@ -17,7 +17,7 @@ from anybit.report.read import read_runs
 from anybit.report.style import Plot, Rendered, colour, inline, render, require_matplotlib, styled
 from anybit.report.tables import Table, accuracy_table, config_differences, environment_rows, grid_csv, grid_table
 from anybit.training.reading import RunRecord
-from anybit.training.records import total_seconds
+from anybit.training.records import promise, total_seconds
 
 
 def write_report(runs: Sequence[Path], out: Path) -> Path:
@@ -83,7 +83,7 @@ def _facts(record: RunRecord, number: int, table: Table) -> dict[str, Any]:
     facts = {"variant": record.variant, "data": config.get("data", {}).get("name"),
              "model": config.get("model", {}).get("name"), "clients": _clients(record),
              "rounds": f"{record.rounds} of {config.get('rounds', '?')}" if not record.finished else str(record.rounds),
-             "steps": record.own, "time": _duration(seconds) if seconds else None}
+             "steps": record.own, "privacy": promise(record.evaluation), "time": _duration(seconds) if seconds else None}
     return {"name": record.name, "colour": colour(number), "finished": record.finished,
             "facts": {key: str(value) for key, value in facts.items() if value is not None},
             "scores": [(width, cell[width]) for width in dict.fromkeys(("FP32", record.lowest)) if width in cell]}

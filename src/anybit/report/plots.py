@@ -71,7 +71,8 @@ def _sentence(text: str) -> str:
 
 def curve_plots(runs: Sequence[RunRecord]) -> list[Plot]:
     """Draw the loss of the clients in every round, and the server model's score during training."""
-    plots = [_loss_curve(runs)] if any(run.metrics for run in runs) else []
+    told = [run for run in runs if any("loss" in entry for entry in run.metrics)]
+    plots = [_loss_curve(runs)] if told else []
     return plots + ([_score_curve(runs)] if any(run.last for run in runs) else [])
 
 
@@ -81,7 +82,7 @@ def _loss_curve(runs: Sequence[RunRecord]) -> Plot:
     handles = []
     for i, run in enumerate(runs):
         rounds = np.array([e["round"] for e in run.metrics], dtype=float)
-        loss = np.array([e["loss"] for e in run.metrics], dtype=float)
+        loss = np.array([e.get("loss", np.nan) for e in run.metrics], dtype=float)
         style = {"marker": marker(i), "markersize": 3} if len(rounds) <= 20 else {"marker": ""}
         if len(rounds) > _SMOOTH_FROM:
             axes.plot(rounds, loss, color=colour(i), alpha=0.2, linewidth=0.6)

@@ -49,6 +49,8 @@ def program_key(config: Config) -> str:
     of any strength are the same penalties, and the paper's networks are the same network from any initial weights.
     """
     shared = {name: value for name, value in plain(config).items() if name not in _OF_ITS_OWN}
+    if config.privacy.clip is not None:  # clipped one after another: Poisson cohorts have sizes of their own
+        return json.dumps(plain(config), sort_keys=True)
     shared["server"] = {name: value for name, value in shared["server"].items() if name not in _PACE}
     project = bool(config.ranges.project) and config.variant.name != "baseline"
     ranges = [config.ranges.learned, bool(config.ranges.follow), project, bool(config.server.average)]

@@ -109,7 +109,7 @@ def _from_record(record: RunRecord) -> Result:
 def _curve(metrics: Iterable[Mapping[str, Any]]) -> Iterable[Point]:
     losses: list[float] = []
     for entry in metrics:
-        losses.append(entry["loss"])
+        losses.append(entry.get("loss", math.nan))
         if entry.get("evaluation"):
             mean = sum(losses) / len(losses)
             yield Point(entry["round"], mean if math.isfinite(mean) else None, entry["evaluation"]["scores"])

@@ -172,6 +172,8 @@ def departures(task: Task, config: Config, s: Setting, local_steps: list[int], c
         "the local steps of a client have widths of their own, the theorem gives it one":
             variant.step_widths is not same_width,
         "deltas are averaged by examples, the theorem takes 1/|S|": config.weighting != "uniform",
+        "deltas are clipped for privacy, and noise may be added, the theorem takes them as they are":
+            config.privacy.clip is not None,
         f"variant '{variant.name}' quantizes no weight while training: R = 0, the bound of plain FedAvg":
             method_of(variant) is None,
     }

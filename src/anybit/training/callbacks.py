@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from anybit.errors import RunError
+from anybit.federated.accountant import finite
 from anybit.federated.server import Delivered
 from anybit.training.course import Callback, Progress, Training
 
@@ -51,12 +52,33 @@ class Evaluations(Callback):
         return {**evaluation, other: evaluator.own_scores(*training.delivered(other))}
 
 
-class Metrics(Callback):
-    """Keeps one entry per round: {round, loss[, evaluation]}."""
+class Books(Callback):
+    """Keeps ε: computed where the model is evaluated, and known from then on."""
+
+    def __init__(self) -> None:
+        self.newest: float | None = None
+
+    def on_begin(self, training: Training) -> None:
+        if (books := training.computation.accountant) and training.computation.engine.leads:
+            end, rounds = books.epsilon(training.config.rounds), training.config.rounds
+            training.watch.on_message(f"privacy: ε = {end:.3g} at δ = {books.delta:.2g} after {rounds} rounds "
+                                      f"({books.model.neighbours})")
+            self.newest = books.epsilon(training.round) if training.round else None
 
     def after_round(self, training: Training, progress: Progress) -> None:
-        entry = {"round": progress.round, "loss": progress.loss,
-                 **({"evaluation": progress.evaluation} if progress.evaluation else {})}
+        if (books := training.computation.accountant) and progress.evaluation:
+            self.newest = books.epsilon(training.round)
+        progress.epsilon = self.newest
+
+
+class Metrics(Callback):
+    """Keeps one entry per round: {round, loss[, evaluation][, epsilon]}; without the loss where that is private."""
+
+    def after_round(self, training: Training, progress: Progress) -> None:
+        known = {} if training.config.privacy.private else {"loss": progress.loss}
+        entry = {"round": progress.round, **known,
+                 **({"evaluation": progress.evaluation} if progress.evaluation else {}),
+                 **({"epsilon": finite(progress.epsilon)} if progress.evaluation and progress.epsilon is not None else {})}
         training.metrics.append(entry)
         if training.folder:
             training.folder.append("metrics", entry)

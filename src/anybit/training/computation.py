@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from anybit.config import Config, chosen
 from anybit.engines.base import Engine
 from anybit.engines.ranks import own_device
+from anybit.federated.accountant import Accountant, accountant
 from anybit.federated.algorithm import (
     ClientStep,
+    Combine,
     LocalStep,
     Projection,
     Rates,
@@ -33,10 +35,11 @@ from anybit.federated.client import begun
 from anybit.federated.cohort import Cohort, build_cohort
 from anybit.federated.objective import client_loss, client_loss_alone, learned_step_scale, strengths
 from anybit.federated.own import check_optimizer, sampled
+from anybit.federated.privacy import check_widths, drawn_clients, drawn_noise, fixed_weighting, private_combiner
 from anybit.federated.robust import combiner
 from anybit.federated.sampling import sample_cohort
 from anybit.federated.server import Pace, ServerOptimizer, course, pace, server
-from anybit.federated.state import Given, LogSteps, State, projected, trainable_weights, unlearned
+from anybit.federated.state import Given, LogSteps, State, Trainable, projected, trainable_weights, unlearned
 from anybit.kernels import use_kernels
 from anybit.kernels.native import library, use_native
 from anybit.quant.calibrate import activation_ranges, one_sided_layers
@@ -64,6 +67,8 @@ class Computation:
     device: torch.device
     engine: Engine
     evaluator: Evaluator
+    accountant: Accountant | None = None
+    """Keeps the books where clients are promised privacy."""
 
     @functools.cached_property
     def server(self) -> ServerOptimizer:
@@ -101,7 +106,9 @@ class Computation:
     def cohort(self, round: int) -> Cohort:
         """Draw who takes part in a round, at which width, on which batches."""
         config, split, variant = self.config, self.task.split, self.task.variant
-        if self.task.sampler:
+        if config.privacy.private:
+            clients = drawn_clients(config.privacy, config.seed, round, len(split), config.places(len(split)))
+        elif self.task.sampler:
             clients = sampled(self.task.sampler, config.seed, round, len(split), config.places(len(split)))
         else:
             clients = sample_cohort(config.sampling, config.seed, round, len(split), config.places(len(split)),
@@ -112,7 +119,19 @@ class Computation:
 
     def weighting(self, cohort: Cohort) -> Tensor:
         """Return the share of every client in the mean."""
+        if self.config.privacy.private:
+            return fixed_weighting(len(cohort.clients), self.config.places())
         return client_weighting(cohort, self.config.weighting == "examples")
+
+    def noise(self, round: int, cohort: Cohort) -> Trainable:
+        """Draw the noise of privacy for a round; empty without it."""
+        config = self.config
+        return drawn_noise(config.privacy, self._form, config.seed, round, cohort.clients, config.places())
+
+    @functools.cached_property
+    def _form(self) -> Trainable:
+        """The form of a delta."""
+        return self.like()[0].trainable
 
     def pace(self, round: int) -> Pace:
         """Return the server's learning rate, and the weight of the old average, in a round."""
@@ -121,7 +140,8 @@ class Computation:
     def inputs(self, given: Given, round: int) -> RoundInputs:
         """Lay out a round on the host."""
         cohort = self.cohort(round)
-        return RoundInputs(self.paced(given, round), cohort, self.weighting(cohort), self.pace(round))
+        noise = self.noise(round, cohort) if self.config.privacy.private else Trainable({})
+        return RoundInputs(self.paced(given, round), cohort, self.weighting(cohort), self.pace(round), noise)
 
     def paced(self, given: Given, round: int) -> Given:
         """Return what clients are given in a round, with the factor of their learning rates where these change."""
@@ -186,12 +206,19 @@ class Computation:
 
         def round(state: State, inputs: RoundInputs) -> tuple[State, Tensor]:
             inputs = moved(inputs, self.device)
-            combine = combiner(self.config.server)
-            if combine is mean_delta:
-                together = functools.partial(self.engine.combine, like=state.trainable, cohort=inputs.cohort)
-                combine = functools.partial(mean_delta, together=together)
+            combine = self.combiner(state, inputs.noise, inputs.cohort)
             return federated_round(state, inputs, client_step, server, self.engine.map_clients, combine, project)
         return round
+
+    def combiner(self, state: State, noise: Trainable, cohort: Cohort, sent: bool = False) -> Combine:
+        """Return what makes Δ_t of a cohort's parts, in this engine; sent: by devices, which add local noise themselves."""
+        options, like = self.config.privacy, state.trainable
+        if options.clip is not None:
+            together = functools.partial(self.engine.combine, like=Trainable(like.named()), cohort=cohort)
+            return private_combiner(options, like, noise, together, sent)
+        if (combine := combiner(self.config.server)) is not mean_delta:
+            return combine
+        return functools.partial(mean_delta, together=functools.partial(self.engine.combine, like=like, cohort=cohort))
 
 
 def open_computation(task: Task, config: Config, check: Callable[[Task, Config], Any] | None = None) -> Computation:
@@ -207,6 +234,7 @@ def open_computation(task: Task, config: Config, check: Callable[[Task, Config],
     engine = open_engine(config, device)
     task = task.to(device)
     (check or check_clients)(task, config)
+    check_widths(task.variant, config.privacy, config.seed, len(task.split))
     check_ranges(config, task.variant)
     check_model(task, config)
     if pick_engine(config.engine, device) == "stacked":
@@ -215,9 +243,10 @@ def open_computation(task: Task, config: Config, check: Callable[[Task, Config],
         check_optimizer(task.server, trainable_weights(task.model))
     if config.sites.activation_grid == "auto" and config.sites.one_sided is None:
         config = replace(config, sites=replace(config.sites, one_sided=_one_sided(task, config)))
-    return Computation(task, config, device, engine, build_evaluator(task, config, engine))
+    books = accountant(config.privacy, config.places(), len(task.split)) if config.privacy.private and not check else None
+    return Computation(task, config, device, engine, build_evaluator(task, config, engine), books)
 
 
 def _one_sided(task: Task, config: Config) -> tuple[str, ...]:
-    images = calibration_images(task.data, config.ranges.calibration_images, config.seed)
+    images = calibration_images(task.data, config.ranges.calibration_images, config.seed, config.privacy.private)
     return one_sided_layers(task.model, config.sites, trainable_weights(task.model), images)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -36,6 +37,15 @@ class Progress:
     """Sent to the clients of the round: what they train, in its own type, × clients; 0: not counted, as on a fleet."""
     bytes_up: int = 0
     metric: Meaning = ACCURACY
+    epsilon: float | None = None
+    """ε of the newest evaluation, where clients are promised privacy; their losses are then not known (nan)."""
+
+    @property
+    def training_line(self) -> str:
+        """The training loss, or in its place what privacy has cost so far."""
+        if not math.isnan(self.loss):
+            return f"loss {self.loss:.3f}"
+        return "ε not known yet" if self.epsilon is None else f"ε {self.epsilon:.3g}"
 
     @property
     def score_line(self) -> str:
@@ -116,7 +126,8 @@ class Training:
 
     def advance(self, result: RoundResult) -> None:
         """Take the result of a round: check it, and tell whoever follows."""
-        loss = mean_loss(result.losses, result.cohort, self._advice)
+        # The losses are the clients' own: with privacy nobody looks at them, and a delta that is not finite counts as 0.
+        loss = math.nan if self.config.privacy.private else mean_loss(result.losses, result.cohort, self._advice)
         self.round, self.state = self.round + 1, result.state
         due = self.round % self.config.checkpoint_every == 0 or self.config.evaluation.due(self.round)
         if due or self.ended or self.watch.stop:

@@ -77,10 +77,14 @@ class Score(NamedTuple):
     metric: float
 
 
-def calibration_images(data: Data, count: int, seed: int) -> Inputs:
-    """Draw training images (never test images) on which activation ranges are measured."""
-    chosen = generator(seed, "calibration").permutation(len(data.train))[:count]
-    return data.pipeline(data.train.rows(torch.from_numpy(chosen).to(data.train.device)).x)
+def calibration_images(data: Data, count: int, seed: int, private: bool = False) -> Inputs:
+    """Draw training images (never test images) on which activation ranges are measured.
+
+    private: the clients' ranges are not to be told; test images, which are the server's own, stand in for theirs.
+    """
+    own = data.test if private else data.train
+    chosen = generator(seed, "calibration").permutation(len(own))[:count]
+    return data.pipeline(own.rows(torch.from_numpy(chosen).to(own.device)).x)
 
 
 @dataclass(frozen=True)
@@ -270,7 +274,7 @@ CHANNELS_LAST = ("channels-last", "native")
 def build_evaluator(task: Task, config: Config, engine: Engine = Engine()) -> Evaluator:
     """Make the evaluator of a task, on the device where its data are."""
     device, precision = task.data.test.device, config.compute.precision
-    images = calibration_images(task.data, config.ranges.calibration_images, config.seed)
+    images = calibration_images(task.data, config.ranges.calibration_images, config.seed, config.privacy.private)
     return Evaluator(task.model, task.variant, config.sites, config.ranges, config.evaluation, task.data, images, task.loss,
                      task.metric, uses_kernels(device, config), precision == "bf16", engine=engine,
                      channels_last=device.type == "cpu" and config.compute.convolution in CHANNELS_LAST,

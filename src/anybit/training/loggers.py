@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -16,10 +17,10 @@ from anybit.training.course import Callback, Progress, Training
 
 
 def logged(loss: float, evaluation: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return the numbers of a round by name: loss, and where it was evaluated "W4 loss", "W4 metric", …"""
+    """Return the numbers of a round by name: loss (unless private), and where it was evaluated "W4 loss", "W4 metric", …"""
     scores = evaluation["scores"] if evaluation else {}
     named = {f"{width} {what}": score[what] for width, score in scores.items() for what in ("loss", "metric")}
-    return {"loss": loss, **named}
+    return named if math.isnan(loss) else {"loss": loss, **named}
 
 
 class CsvLogger(Callback):
@@ -35,7 +36,7 @@ class CsvLogger(Callback):
         if training.computation.engine.leads:
             widths = training.computation.evaluator.own_widths
             self.columns = ["round", "loss", *(f"{width} {what}" for width in widths for what in ("loss", "metric"))]
-            rows = [{"round": entry["round"], **logged(entry["loss"], entry.get("evaluation"))}
+            rows = [{"round": entry["round"], **logged(entry.get("loss", math.nan), entry.get("evaluation"))}
                     for entry in training.metrics]
             with writing(self.path, "choose another place for the log"):
                 self.path.parent.mkdir(parents=True, exist_ok=True)

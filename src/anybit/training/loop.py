@@ -16,7 +16,7 @@ from anybit.federated.metrics import meaning
 from anybit.federated.state import State
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import all_parameters
-from anybit.training.callbacks import Checkpoints, Evaluations, Metrics, Times
+from anybit.training.callbacks import Books, Checkpoints, Evaluations, Metrics, Times
 from anybit.training.computation import Computation
 from anybit.training.course import Callback, RoundResult, Training, Watch
 from anybit.training.run_folder import RunFolder
@@ -41,7 +41,7 @@ def begin(computation: Computation, folder: RunFolder | None = None, resume: boo
     """
     if folder:
         folder.tidy()
-    all_callbacks = (Evaluations(), Metrics(), Times(), *callbacks, Checkpoints())
+    all_callbacks = (Evaluations(), Books(), Metrics(), Times(), *callbacks, Checkpoints())
     if folder and resume and (checkpoint := folder.newest_checkpoint(computation.device)):
         folder.rewind_logs(checkpoint)
         state, table = checkpoint.restored(*computation.like())
@@ -117,6 +117,8 @@ def _finished(training: Training, w: dict[str, Tensor], trained: StepTable) -> T
     evaluation = {**meaning(task.metric).recorded(), "variant": task.variant.name,
                   "own": evaluator.own_steps, "sites": task.variant.sites, "test_examples": len(task.data.test),
                   "grid": evaluator.grid(finder, _evaluating(training, time.perf_counter()))}
+    if books := training.computation.accountant:
+        evaluation["privacy"] = books.statement(training.round)
     if training.config.evaluation.mixed:
         evaluation["mixed"] = evaluator.mixed(w, own_table)
     if training.folder:

@@ -43,6 +43,8 @@ def open_engine(config: Config, device: torch.device) -> Engine:
     if world() > 1 and config.server.mean != "mean":
         raise ConfigError(f"server.mean = '{config.server.mean}' under torchrun: no rank has all deltas, use "
                           "server.mean=mean")
+    if world() > 1 and config.privacy.secret:
+        raise ConfigError("privacy.secret under torchrun: each rank would draw its own noise and cohorts; use one process")
     return Ranks(engine, device) if world() > 1 else engine
 
 
@@ -57,6 +59,8 @@ def _local_engine(config: Config, device: torch.device) -> Engine:
     if name == "sequential":
         return Sequential()
     chunk, on_gpu = config.compute.chunk or config.places(), device.type == "cuda"
+    if config.privacy.sampling == "poisson":  # cohorts of every size, each of which would be a program of its own
+        return Stacked(chunk)
     compiled = config.compute.compile if config.compute.compile is not None else config.rounds >= COMPILED_FROM
     return Stacked(chunk, compiled=on_gpu and compiled, captured=on_gpu)
 

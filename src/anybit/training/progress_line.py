@@ -27,7 +27,7 @@ class ProgressLine(Callback):
         if progress.evaluation:
             self.scores = f"  {progress.score_line}"
         left = (time.monotonic() - self.started) / (progress.round - self.first) * (progress.rounds - progress.round)
-        text = f"round {progress.round}/{progress.rounds}  loss {progress.loss:.3f}  {_time(left)} left{self.scores}"
+        text = f"round {progress.round}/{progress.rounds}  {progress.training_line}  {_time(left)} left{self.scores}"
         text = text[:shutil.get_terminal_size().columns - 1]
         print("\r" + text.ljust(self.width), end="", file=sys.stderr, flush=True)
         self.width = len(text)

@@ -15,7 +15,7 @@ _WRONG = (KeyError, TypeError, ValueError, AttributeError, OverflowError, Config
 
 def checked_evaluation(content: Any, path: Path) -> dict[str, Any]:
     """Check the content of evaluation.json: {metric[, better, unit], variant, own, sites, test_examples, grid
-    [, mixed]}."""
+    [, mixed, privacy]}."""
     try:
         for key in ("metric", "variant", "own"):
             _text(content[key])
@@ -27,6 +27,8 @@ def checked_evaluation(content: Any, path: Path) -> dict[str, Any]:
             raise ValueError(f"sites {content['sites']!r}")
         for scores in (*content["grid"].values(), content["grid"][content["own"]], content.get("mixed", {})):
             check_scores(scores)
+        if "privacy" in content:
+            check_statement(content["privacy"])
     except _WRONG as error:
         raise RunError(f"{path} is not an evaluation ({type(error).__name__}: {error})") from None
     evaluation: dict[str, Any] = content
@@ -34,11 +36,11 @@ def checked_evaluation(content: Any, path: Path) -> dict[str, Any]:
 
 
 def checked_metrics(entries: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    """Check the lines of metrics.jsonl: {round, loss[, evaluation: {steps, scores, layers_at, layers[, average]}]}."""
+    """Check the lines of metrics.jsonl: {round[, loss][, evaluation: {steps, scores, layers_at, layers[, average]}]}."""
     for number, entry in enumerate(entries, 1):
         try:
             _whole(entry["round"])
-            _number(entry["loss"])
+            _number(entry.get("loss", 0.0))  # a private training has none
             if entry.get("evaluation"):
                 _check_course(entry["evaluation"])
         except _WRONG as error:
@@ -68,6 +70,33 @@ def check_scores(scores: Mapping[str, Any]) -> None:
         Width.parse(width)
         for key in ("loss", "metric"):
             _number(score[key])
+
+
+def check_statement(privacy: Mapping[str, Any]) -> None:
+    """Raise unless this is a promise of privacy: numbers, or an ε beyond them (none), and texts."""
+    for key in ("delta", "clip", "noise"):
+        _number(privacy[key])
+    for key in ("rounds", "cohort"):
+        _whole(privacy[key])
+    for key in ("neighbours", "where", "sampling", "accountant"):
+        _text(privacy[key])
+    for key in ("epsilon", "epsilon_server"):
+        if privacy.get(key) is not None:
+            _number(privacy[key])
+
+
+def promise(evaluation: Mapping[str, Any] | None) -> str | None:
+    """Put a run's promise of privacy into words; none where nothing is promised."""
+    if not (privacy := (evaluation or {}).get("privacy")):
+        return None
+    epsilon, server = (_epsilon(privacy.get(key)) for key in ("epsilon", "epsilon_server"))
+    against = f", {server} against the server" if "epsilon_server" in privacy else ""
+    known = "" if privacy.get("secret") else "; noise drawn by the seed, a simulation"
+    return f"({epsilon}, δ = {privacy['delta']:.2g}) per client ({privacy['neighbours']}){against}{known}"
+
+
+def _epsilon(value: float | None) -> str:
+    return "ε beyond all numbers" if value is None else f"ε = {value:.3g}"
 
 
 def _text(value: Any) -> str:
