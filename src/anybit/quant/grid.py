@@ -53,7 +53,7 @@ class Width(NamedTuple):
             raise ConfigError(f"width {text!r} is not text: write 'W{bits}' (weights), 'A{bits}' (activations) or "
                               f"'WA{bits}' (both)")
         text = {"FP32": "WA32"}.get(text.upper(), text.upper())
-        match = re.fullmatch(r"(?:WA(\d+))|(?:W(\d+))?(?:A(\d+))?", text)
+        match = re.fullmatch(r"(?:WA([0-9]{1,2}))|(?:W([0-9]{1,2}))?(?:A([0-9]{1,2}))?", text)
         if not match or not text:
             raise ConfigError(f"width '{text}': write W4 (weights), A4 (activations), WA4 (both), W4A8 or FP32")
         both, weights, activations = (check_bits(int(g)) if g else None for g in match.groups())
