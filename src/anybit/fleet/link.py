@@ -101,7 +101,7 @@ async def _serve(keys: Keys, certificates: Sequence[Path], door: Door, link: sub
     async with inside:
         if await _answers(door.control_port, link, ended):
             serving = asyncio.create_task(server.serve())
-            say(f"gate: devices at {door.host}:{door.port}, {len(keys())} keys; control at 127.0.0.1:{door.control_port} alone")
+            say(f"gate: devices at {door.host}:{door.port}, {len(keys())} keys; control at 127.0.0.1:{door.control_port}")
             while not ended.is_set() and link.poll() is None and not serving.done():
                 await asyncio.sleep(0.2)
             server.should_exit = True

@@ -61,7 +61,7 @@ class Moderation:
             return ([update for update in updates if update.client not in over],
                     {client: f"the delta's norm is {norms[client]:.4g}, above {bound:.4g}" for client in sorted(over)})
         self.norms[round] = [min(norm, bound) for norm in norms.values()]
-        return [shortened(update, norms[update.client], bound) if update.client in over else update for update in updates], {}
+        return [shortened(u, norms[u.client], bound) if u.client in over else u for u in updates], {}
 
 
 def bucket(count: int) -> int:

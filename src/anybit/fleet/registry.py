@@ -22,8 +22,8 @@ from anybit.schema import check_types, plain, read
 FILE = "devices.toml"
 KEY_BYTES = 4096
 """The most that a public key takes."""
-HEAD = """# Which key is which device. The gate passes requests with these keys and no others, and the server refuses a device
-# that says that it is another client, or has another width or role, than its key stands for. 'anybit fleet add' adds one.
+HEAD = """# Which key is which device. The gate passes requests with these keys and no others, and the server refuses a
+# device with another client number, width or role than its key stands for. 'anybit fleet add' adds one.
 
 """
 

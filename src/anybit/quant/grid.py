@@ -55,7 +55,7 @@ class Width(NamedTuple):
         text = {"FP32": "WA32"}.get(text.upper(), text.upper())
         match = re.fullmatch(r"(?:WA([0-9]{1,2}))|(?:W([0-9]{1,2}))?(?:A([0-9]{1,2}))?", text)
         if not match or not text:
-            raise ConfigError(f"width '{text}': write W4 (weights), A4 (activations), WA4 (both), W4A8 or FP32")
+            raise ConfigError(f"width '{text[:20]}': write W4 (weights), A4 (activations), WA4 (both), W4A8 or FP32")
         both, weights, activations = (check_bits(int(g)) if g else None for g in match.groups())
         return Width(both or weights or FLOAT, both or activations or FLOAT)
 
