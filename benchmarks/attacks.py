@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import numpy as np
@@ -154,7 +154,7 @@ class Fleet(Devices):
                    "losses": losses[:steps].tolist()}
 
     def _images(self, client: int, question: Question) -> Inputs:
-        data, count = self.here.task.data, int(question.content.config_records["order"]["images"])
+        data, count = self.here.task.data, cast(int, question.content.config_records["order"]["images"])
         own = replace(data, train=data.train.rows(torch.as_tensor(self.here.task.split[client])))
         return calibration_images(own, count, self.here.config.seed)
 

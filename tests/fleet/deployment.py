@@ -127,7 +127,7 @@ class Deployment(Marked):
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", self.project.port)) == 0
 
-        wait_for(answers, 120, "the gate listens")
+        wait_for(answers, 240, "the gate listens")
 
     def node(self, name: int | str, *before: str) -> subprocess.Popen[bytes]:
         folder = self.path / f"node-{name}"

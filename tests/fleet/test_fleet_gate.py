@@ -46,13 +46,14 @@ class Outside:
         self.gate = Gate(lambda: keys, client, answer_bytes, self.said.append)
 
     def ask(self, path: str, body: bytes = b"x", method: str = "POST", key: str | None = OWN,
-            headers: dict[str, str] | None = None) -> int:
-        signed = {} if key is None else {"flwr-public-key": base64.b64encode(pem(key)).decode()}
+            headers: dict[str, str] | list[tuple[str, str]] | None = None) -> int:
+        own = [] if key is None else [("flwr-public-key", base64.b64encode(pem(key)).decode())]
+        more = list(headers.items()) if isinstance(headers, dict) else headers or []
         transport = httpx.ASGITransport(self.gate)
 
         async def send() -> int:
             async with httpx.AsyncClient(transport=transport, base_url="https://outside") as client:
-                return (await client.request(method, path, content=body, headers={**signed, **(headers or {})})).status_code
+                return (await client.request(method, path, content=body, headers=[*more, *own])).status_code
 
         return asyncio.run(send())
 
@@ -81,6 +82,8 @@ def test_c1_a_key_that_is_not_listed_does_not_pass() -> None:
     assert outside.ask(FLEET + "pull-messages", key=None) == 401
     assert outside.ask(FLEET + "pull-messages", key=device_key().public.decode()) == 401
     assert outside.ask(FLEET + "pull-messages", key=None, headers={"flwr-public-key": "%%%"}) == 401
+    other = base64.b64encode(pem(device_key().public.decode())).decode()
+    assert outside.ask(FLEET + "pull-messages", headers=[("flwr-public-key", other)]) == 401
     assert not outside.inside.requests
 
 

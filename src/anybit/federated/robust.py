@@ -71,9 +71,9 @@ def krum_weights(products: Tensor, trim: float) -> Tensor:
     """Weigh all clients but f = ⌊trim·n⌋ equally: those with the least sum of squares to their n − f − 2 nearest."""
     count, wrong = len(products), int(trim * len(products))
     squares = products.diagonal()[:, None] + products.diagonal() - 2 * products
-    nearest = squares.fill_diagonal_(0).sort(1).values[:, 1:max(2, count - wrong - 1)]
-    kept = nearest.sum(1).argsort(stable=True)[:count - wrong]
-    return torch.zeros_like(products[0]).index_fill(0, kept, 1 / len(kept))
+    nearest = squares.sort(1).values[:, 1:max(2, count - wrong - 1)]
+    rank = nearest.sum(1).argsort().argsort()
+    return (rank < count - wrong).to(products.dtype) / (count - wrong)
 
 
 def _middle_where_trained(steps: Tensor, bits: Tensor, trim: float) -> Tensor:

@@ -23,7 +23,7 @@ try:
 except ModuleNotFoundError:
     raise MissingExtra("flwr", "flower", "a fleet") from None
 
-START = 120
+START = 300
 """Seconds until the SuperLink must answer."""
 END = 20
 """Seconds that it has to end."""
@@ -99,19 +99,22 @@ async def _serve(keys: Keys, certificates: Sequence[Path], door: Door, link: sub
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     async with inside:
-        if await _answers(door.control_port, link, ended):
-            serving = asyncio.create_task(server.serve())
-            say(f"gate: devices at {door.host}:{door.port}, {len(keys())} keys; control at 127.0.0.1:{door.control_port}")
-            while not ended.is_set() and link.poll() is None and not serving.done():
-                await asyncio.sleep(0.2)
-            server.should_exit = True
-            await serving
+        if not await _answers(door.control_port, link, ended):
+            return
+        serving = asyncio.create_task(server.serve())
+        say(f"gate: devices at {door.host}:{door.port}, {len(keys())} keys; control at 127.0.0.1:{door.control_port}")
+        while not ended.is_set() and link.poll() is None and not serving.done():
+            await asyncio.sleep(0.2)
+        server.should_exit = True
+        await serving
 
 
 async def _answers(port: int, link: subprocess.Popen[bytes], ended: asyncio.Event) -> bool:
-    """Wait until the SuperLink answers; say whether it does."""
+    """Wait until the SuperLink answers; say whether it does, or has ended."""
     end = time.monotonic() + START
-    while time.monotonic() < end and link.poll() is None and not ended.is_set():
+    while link.poll() is None and not ended.is_set():
+        if time.monotonic() > end:
+            raise RunError(f"the SuperLink does not answer at 127.0.0.1:{port} after {START} s: see what it says")
         try:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.close()

@@ -68,7 +68,8 @@ def write_project(path: Path, project: Project) -> None:
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
     content = {"checkpoint_every": 1, **recipes.load(project.recipe, project.overrides)}
-    from_recipe(project.recipe, project.overrides)
+    if from_recipe(project.recipe, project.overrides).fleet.minimum is None and len(project.devices) == 1:
+        content["fleet"] = {**content.get("fleet", {}), "minimum": 1}
     certificate = server_certificate(project.host)
     server, listed = path / "server", dict[str, Listed]()
     for number, width in enumerate(project.devices):
