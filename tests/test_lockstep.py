@@ -96,8 +96,8 @@ def test_penalties_keep_the_strength_of_their_run(variants: list[Variant]) -> No
     assert not torch.allclose(first, second, atol=1e-6)
 
 
-@pytest.mark.parametrize("mean", ["median", "trimmed"])
-def test_robust_means_stay_within_their_run(mean: Literal["median", "trimmed"]) -> None:
+@pytest.mark.parametrize("mean", ["median", "trimmed", "geometric", "krum"])
+def test_robust_means_stay_within_their_run(mean: Literal["median", "trimmed", "geometric", "krum"]) -> None:
     robust = ServerOptions(mean=mean, trim=0.4)
     together = [training(mqat(), seed, server=robust) for seed in (1, 2)]
     outcomes = side_by_side(together)

@@ -11,7 +11,7 @@ import anybit
 from anybit.errors import ConfigError
 from anybit.federated.algorithm import mean_delta
 from anybit.federated.cohort import build_cohort
-from anybit.federated.robust import combiner, median, trimmed_mean
+from anybit.federated.robust import combiner, geometric_weights, krum_weights, median, trimmed_mean
 from anybit.federated.server import ServerOptions
 from anybit.federated.state import LogSteps, Trainable
 from anybit.quant.grid import Width
@@ -99,3 +99,23 @@ def test_a_run_with_a_poisoned_client_learns_only_with_a_robust_mean(
 def test_trim_is_checked() -> None:
     with pytest.raises(ConfigError, match=r"below 0\.5"):
         ServerOptions(trim=0.5)
+
+
+def test_geometric_median_and_krum_by_hand() -> None:
+    """The geometric median of an equilateral triangle is its centre, a far point hardly moves it, and Krum drops that."""
+    triangle = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.5, 0.75 ** 0.5]], dtype=torch.float64)
+    weights = geometric_weights(triangle @ triangle.T)
+    torch.testing.assert_close(weights @ triangle, triangle.mean(0), rtol=0, atol=1e-9)
+    points = torch.cat([triangle, torch.tensor([[1e5, -1e5]], dtype=torch.float64)])
+    assert float((geometric_weights(points @ points.T) @ points - triangle.mean(0)).norm()) < 1
+    assert krum_weights(points @ points.T, 0.25).tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
+
+
+@pytest.mark.parametrize("mean", ["geometric", "krum"])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_clients_have_a_robust_mean_too(mean: str, count: int) -> None:
+    delta = Trainable({"a": torch.ones(count, 2), "b": torch.zeros(count, 3)})
+    combine = combiner(ServerOptions(mean=mean))  # type: ignore[arg-type]
+    found, _ = combine([(slice(0, count), delta, torch.ones(count, 1))], torch.full((count, 1, 2), 32), torch.ones(count))
+    torch.testing.assert_close(found.w["a"], torch.ones(2))
+    assert torch.equal(found.w["b"], torch.zeros(3))

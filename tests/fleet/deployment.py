@@ -111,10 +111,11 @@ class Deployment(Marked):
     def server(self) -> Path:
         return self.path / "server"
 
-    def spawn(self, script: Path) -> subprocess.Popen[bytes]:
-        """Start a script of the project; its output goes to NAME.log beside it."""
+    def spawn(self, script: Path, *before: str) -> subprocess.Popen[bytes]:
+        """Start a script of the project, behind a command; its output goes to NAME.log beside it."""
         with open(script.parent / "log", "ab") as log:
-            process = subprocess.Popen([str(script)], stdout=log, stderr=log, env=self.environment(), start_new_session=True)
+            process = subprocess.Popen([*before, str(script)], stdout=log, stderr=log, env=self.environment(),
+                                       start_new_session=True)
         self.spawned.append(process)
         return process
 
@@ -126,20 +127,20 @@ class Deployment(Marked):
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", self.project.port)) == 0
 
-        wait_for(answers, 60, "the SuperLink listens")
+        wait_for(answers, 240, "the gate listens")
 
-    def node(self, name: int | str) -> subprocess.Popen[bytes]:
+    def node(self, name: int | str, *before: str) -> subprocess.Popen[bytes]:
         folder = self.path / f"node-{name}"
         start = folder / "start.sh"
         own = next(word for word in start.read_text().split("--port ")[1:2]).split()[0]
         start.write_text(start.read_text().replace(f"--port {own} --root", f"--port {free_port()} --root"))
-        return self.spawn(start)
+        return self.spawn(start, *before)
 
     def connected(self, name: int) -> bool:
         return "SuperNode ID" in (self.path / f"node-{name}/log").read_text()
 
-    def call(self, *arguments: str, check: bool = True) -> str:
-        done = subprocess.run(arguments, cwd=self.server, env=self.environment(), capture_output=True, text=True,
+    def call(self, *arguments: str, check: bool = True, cwd: Path | None = None) -> str:
+        done = subprocess.run(arguments, cwd=cwd or self.server, env=self.environment(), capture_output=True, text=True,
                               timeout=120, check=False)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr

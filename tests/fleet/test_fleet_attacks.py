@@ -241,5 +241,5 @@ def test_an_answer_that_cannot_be_measured_is_refused(monkeypatch: pytest.Monkey
 
 
 def test_a_fleet_without_any_device_of_a_wanted_width_ends_in_words() -> None:
-    with pytest.raises(RunError, match="round 1 had fewer than 1 good answers"):
+    with pytest.raises(RunError, match="round 1 had fewer than 2 good answers"):
         trained(LocalGrid(nodes(4, bits=8)), "sampling.policy=weighted", "sampling.weights={W8=0}")

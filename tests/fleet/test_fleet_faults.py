@@ -224,7 +224,7 @@ def test_a_fleets_run_can_be_finished_on_one_process(tmp_path: Path) -> None:
 
 
 def test_nobody_there_is_an_error_that_says_so() -> None:
-    with pytest.raises(RunError, match="only 0 devices answered within 5 s, but a round needs 1: start more SuperNodes"):
+    with pytest.raises(RunError, match="only 0 devices answered within 5 s, but a round needs 2: start more SuperNodes"):
         fleet(small(), LocalGrid({})).train()
 
 

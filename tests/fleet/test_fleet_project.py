@@ -34,7 +34,7 @@ def test_init_writes_a_project_that_is_ready(tmp_path: Path) -> None:
         "partition-id=0 bits=2", 'partition-id=1 width="W4A8"', "partition-id=2"]
     app = tomllib.loads((server / "app/pyproject.toml").read_text())["tool"]["flwr"]["app"]
     assert app["components"] == {"serverapp": "fleet_app.server:app", "clientapp": "fleet_app.client:app"}
-    assert app["config"] == {"run": "run", "overrides": "", "imports": ""}
+    assert app["config"] == {"run": "run", "overrides": "", "devices": "devices.toml", "imports": ""}
     config = from_recipe(str(server / "app/fleet_app/recipe.toml"))
     assert (config.rounds, config.checkpoint_every, config.model.name) == (7, 1, "resnet20")
     for script in (server / "start.sh", server / "register.sh", server / "flwr.sh", project / "node-0/start.sh"):

@@ -1,4 +1,4 @@
-"""fleet init, fleet status, fleet classes: real devices over Flower."""
+"""fleet init, add, gate, status, classes: real devices over Flower."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from anybit.cli.console import Debug, Import, Json, print_json, print_lines, print_result, say
 from anybit.cli.recipes import Overrides, Recipe
 from anybit.cli.training import RunPath
+from anybit.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, help="Real devices over Flower: set up, watch, compare.")
 
@@ -20,17 +21,48 @@ def init(path: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to w
          overrides: Overrides = None,
          devices: Annotated[str, typer.Option(help="One width per device: 4 (bits), W4A8, or any (drawn).")] = "any,any",
          host: Annotated[str, typer.Option(help="The server's name or address, as seen from the devices.")] = "localhost",
-         port: Annotated[int, typer.Option(help="The server's port.")] = 9092,
+         port: Annotated[int, typer.Option(help="The server's port for devices.")] = 9092,
+         control_port: Annotated[int | None, typer.Option(
+             help="The port that only the server itself reaches; default: the next.")] = None,
          imports: Import = None, debug: Debug = False) -> None:
     """Write a project: a folder for the server and one for every device, with trial certificates and keys."""
     from anybit.fleet.project import Project, write_project
 
     widths = [width.strip() for width in devices.split(",") if width.strip()]
-    write_project(path, Project(recipe, overrides or [], widths, host, port, imports or []))
+    write_project(path, Project(recipe, overrides or [], widths, host, port, imports or [], control_port))
     say(f"{path}: server/ and {len(widths)} devices, node-0/ …\n"
         f"server:  cd {path}/server && ./start.sh    then, in another terminal: ./register.sh\n"
         f"devices: copy node-N/ to device N, there: ./start.sh\n"
         f"train:   ./flwr.sh run app fleet           watch: anybit fleet status {path}/server")
+
+
+@app.command("add")
+def add(server: Annotated[Path, typer.Argument(metavar="SERVER", help="The project's server folder.")],
+        key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="The device's public key, as ssh-keygen writes it.")],
+        client: Annotated[int, typer.Option(help="Its number, partition-id in its node config.")],
+        width: Annotated[str | None, typer.Option(help="Its width: 4 (bits), W4A8, or any (drawn).")] = None,
+        role: Annotated[str | None, typer.Option(help="train or inference.")] = None, debug: Debug = False) -> None:
+    """List a device's key as a client's, in place of the one it had; then let it in: ./register.sh keys/NAME.pub."""
+    from anybit.fleet.registry import FILE, add_device
+
+    name = add_device(server, key, client, "" if width == "any" else width, role)
+    say(f"{server / FILE}: {name} is client {client}; let it in: ./register.sh keys/{name}.pub")
+
+
+@app.command("gate")
+def gate(server: Annotated[Path, typer.Argument(metavar="SERVER", help="The project's server folder.")],
+         command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="What starts the SuperLink.")],
+         host: Annotated[str, typer.Option(help="Where devices reach the gate; 0.0.0.0: every address.")] = "127.0.0.1",
+         port: Annotated[int, typer.Option(help="The port for devices.")] = 9092,
+         control_port: Annotated[int, typer.Option(help="The SuperLink's port on this machine.")] = 9093,
+         answer_mb: Annotated[int, typer.Option(help="The most MB of a device's answer.")] = 64,
+         debug: Debug = False) -> None:
+    """Start the SuperLink on this machine alone, and a gate that passes devices' own requests to it and nothing else."""
+    from anybit.fleet.link import Door, keep_gate
+
+    if answer_mb < 1:
+        raise ConfigError(f"answer-mb = {answer_mb}: must be at least 1")
+    raise typer.Exit(keep_gate(server, Door(host, port, control_port, answer_mb << 20), command, say))
 
 
 @app.command("status")

@@ -124,8 +124,8 @@ class FleetOptions:
 
     deadline: float = 600.0
     """Seconds after which a round goes on without the devices that have not answered."""
-    minimum: int = 1
-    """Answers that a round needs; with fewer it is tried again."""
+    minimum: int | None = None
+    """Answers that a round needs, with fewer it is tried again; none: 2, or 1 where a cohort has one place."""
     tries: int = 3
     """Tries of a round before the run stops, with a checkpoint."""
     wait: float = 600.0
@@ -134,12 +134,15 @@ class FleetOptions:
     """Seconds between two looks for answers."""
     quarantine: int = 3
     """Answers of a device in a row that are rejected or missing, after which it is not asked for 2 rounds, then 4, 8, …"""
-    norm_bound: float | None = None
-    """Largest L2 norm of a delta, beyond which it is clipped or rejected; none: unbounded."""
+    norm_bound: float | Literal["adaptive", "off"] | None = None
+    """Largest L2 norm of a delta, beyond which it is clipped or rejected: a number, adaptive (twice the median of recent
+    norms) or off; none: adaptive."""
     norm_rule: Literal["clip", "reject"] = "clip"
     """Treatment of a delta beyond `norm_bound`."""
     max_examples: int = 1_000_000
     """Most examples that a device may claim; matters with weighting = "examples"."""
+    examples_bound: float = 2.0
+    """Most examples that weigh in the mean, in medians of the cohort; matters with weighting = "examples"."""
     uplink_bits: int = 32
     """Deltas travel in 32 bits as they are, or in 8 or 4 bits, stochastically rounded."""
     calibration: Literal["devices", "server"] = "devices"
@@ -150,8 +153,9 @@ class FleetOptions:
     def __post_init__(self) -> None:
         check_types(self)
         names = ("deadline", "wait", "poll", "quarantine", "minimum", "tries", "max_examples", "calibration_devices",
-                 "norm_bound")
+                 "examples_bound")
         positive(**{name: getattr(self, name) for name in names})
+        positive(norm_bound=None if isinstance(self.norm_bound, str) else self.norm_bound)
         if self.uplink_bits not in (4, 8, 32):
             raise ConfigError(f"uplink_bits = {self.uplink_bits}: must be 4, 8 or 32")
 
@@ -230,6 +234,10 @@ class Config:
     def places(self, clients: int = MOST_PLACES) -> int:
         """Return the size of a cohort among so many clients."""
         return min(MOST_PLACES, clients) if self.cohort is None else self.cohort
+
+    def least(self) -> int:
+        """Return the answers that a round of a fleet needs."""
+        return self.fleet.minimum or min(2, self.places())
 
 
 OPEN = {"sites.weight_grid": "full", "sites.activation_grid": "full", "sites.quantize_image": True,

@@ -38,10 +38,11 @@ class ServerOptions:
     """β₂ of Adam and Yogi."""
     momentum: float = 0.0
     """β of SGD: m ← β·m + Δ_t, w ← w + η_s·m."""
-    mean: Literal["mean", "median", "trimmed"] = "mean"
-    """Combination of the deltas: their mean (the paper's), or robustly the median or trimmed mean per coordinate."""
+    mean: Literal["mean", "median", "trimmed", "geometric", "krum"] = "mean"
+    """Combination of the deltas: their mean (the paper's), or robustly the median or trimmed mean per coordinate, the
+    geometric median, or the mean of the nearest to each other (Multi-Krum)."""
     trim: float = 0.2
-    """Share of clients that the trimmed mean leaves out at either end."""
+    """Share of clients that the trimmed mean leaves out at either end, and Krum in all."""
     schedule: str | None = None
     """Course of the learning rate: constant, linear (down to 0 over the last rounds), cosine (over all of them), or
     'module:function', (rounds before, rounds) → factor; none: the variant's choice, constant but for carousel."""

@@ -107,15 +107,20 @@ def delta_norm(delta: Trainable) -> float:
     return float(torch.stack([(d.double() ** 2).sum() for d in delta.w.values()]).sum().sqrt())
 
 
+def shortened(update: Update, norm: float, bound: float) -> Update:
+    """Return the update with δ·bound/‖δ‖."""
+    delta = update.delta._replace(w={n: d * (bound / norm) for n, d in update.delta.w.items()})
+    return replace(update, delta=delta, clipped=norm)
+
+
 def _bounded(update: Update, options: FleetOptions) -> Update:
-    """Return the update with δ·min(1, bound/‖δ‖), or raise Refused, as the norm rule says."""
+    """Return the update with δ·min(1, bound/‖δ‖), or raise Refused, as the norm rule says; for a bound that is a number."""
     norm, bound = delta_norm(update.delta), options.norm_bound
-    if bound is None or norm <= bound:
+    if not isinstance(bound, float | int) or norm <= bound:
         return update
     if options.norm_rule == "reject":
         raise Refused(f"the delta's norm is {norm:.4g}, above {bound:.4g}")
-    shortened = update.delta._replace(w={n: d * (bound / norm) for n, d in update.delta.w.items()})
-    return replace(update, delta=shortened, clipped=norm)
+    return shortened(update, norm, bound)
 
 
 def _check_sizes(delta: Trainable) -> None:

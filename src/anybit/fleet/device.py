@@ -21,6 +21,7 @@ from anybit.federated.cohort import build_cohort
 from anybit.federated.privacy import client_noise, clipped_deltas
 from anybit.federated.state import Trainable, trainable_weights, trained_table
 from anybit.federated.variants import Variant, mqat
+from anybit.files.reading import bounded
 from anybit.fleet.flower import ConfigRecord, RecordDict
 from anybit.fleet.node import Node, check_width, is_bits
 from anybit.fleet.traffic import low_bit_layout, on_their_grid, restored_weights, round_delta
@@ -36,6 +37,15 @@ from anybit.training.build import Components
 from anybit.training.computation import Computation, open_computation
 from anybit.training.machine import computing
 from anybit.training.task import Task
+
+
+def sent_config(text: str) -> Config:
+    """Read the config that came with a question, as strictly as a file."""
+    try:
+        config: Config = read(Config, bounded(json.loads(text)))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the server's config is not readable as JSON ({error})") from None
+    return config
 
 
 def device_width(text: str, sites: SiteKinds) -> Width | None:
@@ -69,7 +79,7 @@ class Device:
         self.started = time.perf_counter()
         self.content, self.node = content, node
         self.order: dict[str, Any] = dict(content.config_records["order"])
-        config: Config = read(Config, json.loads(self.order["config"]))
+        config = sent_config(self.order["config"])
         # The server's own optimizer and schedule are no business of a device, nor its code to import.
         self.config = replace(config, cohort=1, engine="sequential", device=node.device, threads=None,
                               server=replace(config.server, optimizer="sgd", schedule="constant"))

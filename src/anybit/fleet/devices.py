@@ -11,6 +11,7 @@ from anybit.errors import RunError
 from anybit.fleet.exchange import Exchange, Question, Reply
 from anybit.fleet.flower import ArrayRecord, ConfigRecord, Grid, RecordDict
 from anybit.fleet.quarantine import Quarantine
+from anybit.fleet.registry import Registry
 from anybit.fleet.roster import Member, Roster
 from anybit.fleet.text import brief, harmless
 from anybit.fleet.wire import Refused
@@ -31,10 +32,11 @@ _WORDS = {"late": "client {client} (node {node}) answered late; not counted",
 class Devices:
     """All devices of a run. Events are logged to the run's fleet.jsonl; problems are also reported in words."""
 
-    def __init__(self, grid: Grid, config: Config, sites: SiteKinds, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(self, grid: Grid, config: Config, sites: SiteKinds, say: Callable[[str], None] = lambda text: None,
+                 registry: Callable[[], Registry] | None = None) -> None:
         self.options, self.say = config.fleet, say
         self.exchange = Exchange(grid, self.options.poll, self.event)
-        self.roster = Roster(self.exchange, sites, self.options.wait)
+        self.roster = Roster(self.exchange, sites, self.options.wait, registry)
         self.quarantine = Quarantine(self.options.quarantine)
         self.tell(config)
         self.folder: RunFolder | None = None
@@ -102,7 +104,8 @@ class Devices:
                 rejected[member.client] = str(reason)
             except Exception as error:  # no device can stop a run
                 rejected[member.client] = f"an answer that cannot be read ({type(error).__name__}: {brief(error, 200)})"
-        return good, {"asked": [member.client for member in members], "answered": len(good), "missing": missing,
+        return good, {"asked": [member.client for member in members], "nodes": [member.node for member in members],
+                      "answered": len(good), "missing": missing,
                       "rejected": rejected}
 
     def count_failures(self, members: list[Member], log: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """`anybit fleet init`: a folder for the server and one for every device, ready to copy to their machines.
 
-server/   start.sh  register.sh  flwr.sh  env.sh  connections.toml  app/ (sent by `flwr run`)  certificates/  keys/
+server/   start.sh  register.sh  flwr.sh  env.sh  connections.toml  devices.toml  app/ (sent by `flwr run`)  certificates/
+          keys/
 node-0/   start.sh  node-config  ca.crt  key
 """
 
@@ -18,6 +19,7 @@ from anybit.errors import ConfigError, RunError
 from anybit.files.writing import write_bytes, writing
 from anybit.fleet.certificates import device_key, server_certificate
 from anybit.fleet.node import check_width, is_bits
+from anybit.fleet.registry import FILE, Listed, write_devices
 from anybit.quant.grid import Width, check_bits
 
 NODE_PORT = 9094
@@ -34,7 +36,10 @@ class Project:
     """The width of every device: bits of the variant's sites, a width, or 'any'."""
     host: str = "localhost"
     port: int = 9092
+    """The devices' port on the server."""
     imports: Sequence[str] = ()
+    control_port: int | None = None
+    """The SuperLink's own port, which only the server itself reaches; none: the next after the devices'."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9.:-]{1,253}", self.host):
@@ -47,6 +52,12 @@ class Project:
                 check_bits(int(width))
             elif width != "any":
                 Width.parse(check_width(width))
+        if not 0 < self.control < 65536 or self.control == self.port:
+            raise ConfigError(f"control-port = {self.control}: give a port (1…65535) other than the devices'")
+
+    @property
+    def control(self) -> int:
+        return self.port + 1 if self.control_port is None else self.control_port
 
 
 def write_project(path: Path, project: Project) -> None:
@@ -57,9 +68,10 @@ def write_project(path: Path, project: Project) -> None:
         path.mkdir(parents=True, exist_ok=True)
         path.chmod(0o700)
     content = {"checkpoint_every": 1, **recipes.load(project.recipe, project.overrides)}
-    from_recipe(project.recipe, project.overrides)
+    if from_recipe(project.recipe, project.overrides).fleet.minimum is None and len(project.devices) == 1:
+        content["fleet"] = {**content.get("fleet", {}), "minimum": 1}
     certificate = server_certificate(project.host)
-    server = path / "server"
+    server, listed = path / "server", dict[str, Listed]()
     for number, width in enumerate(project.devices):
         node, key = path / f"node-{number}", device_key()
         hardware = "" if width == "any" else f" bits={width}" if is_bits(width) else f' width="{width}"'
@@ -69,13 +81,16 @@ def write_project(path: Path, project: Project) -> None:
         start = _template("supernode.sh", host=project.host, port=project.port, own_port=NODE_PORT + number)
         _write(node / "start.sh", start, 0o755)
         _write(server / f"keys/node-{number}.pub", key.public)
+        listed[f"node-{number}"] = Listed(key.public.decode().strip(), number, "" if width == "any" else width)
+    write_devices(server / FILE, listed)
     _write(server / "certificates/ca.crt", certificate.authority)
     _write(server / "certificates/server.crt", certificate.certificate)
     _write(server / "certificates/server.key", certificate.key, 0o600)
-    _write(server / "connections.toml", _template("connections.toml", host=project.host, port=project.port))
+    _write(server / "connections.toml", _template("connections.toml", control=project.control))
     _write(server / "env.sh", _template("env.sh"))
     bind = "127.0.0.1" if project.host in ("localhost", "127.0.0.1") else "0.0.0.0"
-    _write(server / "start.sh", _template("superlink.sh", bind=bind, port=project.port), 0o755)
+    _write(server / "start.sh", _template("superlink.sh", bind=bind, port=project.port, control=project.control),
+           0o755)
     _write(server / "register.sh", _template("register.sh"), 0o755)
     _write(server / "flwr.sh", _template("flwr.sh"), 0o755)
     _write(server / "app/pyproject.toml", _template("pyproject.toml", imports=" ".join(project.imports)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 SPANS = (2, 4, 8, 16, 32, 64)
 """The rounds of the first, second, … quarantine in a row; the last one repeats."""
@@ -31,6 +33,16 @@ class Quarantine:
             return None
         self.until[node] = round + 1 + SPANS[min(before, len(SPANS) - 1)]
         return self.until[node]
+
+    def restore(self, log: Sequence[Mapping[str, Any]]) -> None:
+        """Count the failures in a run's fleet.jsonl, so that a resume forgets none."""
+        for entry in log:
+            if entry["event"] == "round":
+                for client, node in zip(entry["asked"], entry.get("nodes", []), strict=False):
+                    if str(client) in entry["rejected"] or client in entry["missing"]:
+                        self.failed(node, entry["round"] - 1)
+                    else:
+                        self.succeeded(node)
 
     def holds(self, node: int, round: int) -> bool:
         """Say whether a node is not to be asked in a round."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from anybit.fleet.device import device_width
 from anybit.fleet.exchange import Exchange, Question, Reply
 from anybit.fleet.flower import RecordDict
+from anybit.fleet.registry import Registry
 from anybit.fleet.text import brief
 from anybit.fleet.wire import Refused, check_content, read_values
 from anybit.quant.grid import SiteKinds, Width
@@ -35,6 +37,8 @@ class Roster:
     exchange: Exchange
     sites: SiteKinds
     wait: float
+    registry: Callable[[], Registry] | None = None
+    """The client, width and role of every key; none: what devices say is believed, as in a simulation."""
     members: dict[int, Member] = field(default_factory=dict)
     """The devices by node."""
     known: dict[int, Member] = field(default_factory=dict)
@@ -45,10 +49,14 @@ class Roster:
     """The time until which a node is not greeted, by node."""
     asked: dict[str, Question] = field(default_factory=dict)
     connected: set[int] = field(default_factory=set)
+    keys: dict[int, bytes] = field(default_factory=dict)
+    """The public key with which a node signs its requests, by node, as the SuperLink has verified it."""
 
     def refresh(self) -> None:
         """Greet new and silent nodes, and read the answers that have arrived, without waiting."""
-        self.connected = set(self.exchange.grid.get_node_ids())
+        grid = self.exchange.grid
+        self.keys = {} if self.registry is None else {node.node_id: node.public_key for node in grid.get_nodes()}
+        self.connected = set(grid.get_node_ids()) if self.registry is None else set(self.keys)
         for id, reply in self.exchange.receive(self.asked).items():
             self._welcome(self.asked.pop(id).node, reply)
         now = self.exchange.clock()
@@ -85,6 +93,7 @@ class Roster:
         if not 0 <= values["client"] < MOST_CLIENTS or values["role"] not in ("train", "inference"):
             raise Refused(f"it claims to be client {values['client']}, role '{brief(values['role'], 20)}': neither can be")
         member = Member(node, values["client"], device_width(values["width"], self.sites), values["role"] == "inference")
+        self._check_key(member)
         before, former = self.members.get(node), self.known.get(member.client)
         if before is not None and before.client != member.client:
             raise Refused(f"it claims to be client {member.client}, but was client {before.client}")
@@ -94,6 +103,18 @@ class Roster:
             raise Refused(f"it claims to be client {member.client} with {_described(member)}, which has "
                           f"{_described(former)} in this run")
         return member
+
+    def _check_key(self, member: Member) -> None:
+        """Raise Refused unless a node's key stands for the client, width and role that it claims."""
+        if self.registry is None:
+            return
+        listed = self.registry().get(self.keys.get(member.node, b""))
+        if listed is None:
+            raise Refused(f"it claims to be client {member.client}, but its key is not in devices.toml")
+        own = Member(member.node, listed.client, device_width(listed.width, self.sites), listed.role == "inference")
+        if member != own:
+            raise Refused(f"it claims to be client {member.client} with {_described(member)}, but its key is that of client "
+                          f"{own.client} with {_described(own)}")
 
     def present(self, inference: bool = False) -> dict[int, Member]:
         """Return {client: device} of those that are connected and not silent, sorted by client."""

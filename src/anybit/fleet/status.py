@@ -57,12 +57,10 @@ def fleet_status(server: Path, run: str = "run") -> Status:
 
 
 def _quarantined(log: list[dict[str, Any]], done: int) -> dict[int, int]:
-    """Return {client: the round in which it is asked again} of those in quarantine after `done` rounds of the last run."""
+    """Return {client: the round in which it is asked again} of those in quarantine after `done` rounds."""
     until: dict[int, int] = {}
     for entry in log:
-        if entry["event"] == "run":
-            until = {}
-        elif entry["event"] == "quarantine":
+        if entry["event"] == "quarantine":
             until[entry["client"]] = entry["until"]
         for device in entry.get("devices", []):
             until.pop(device["client"], None)

@@ -20,10 +20,11 @@ from anybit.federated.privacy import drawn_clients
 from anybit.federated.sampling import sample_cohort, shares
 from anybit.federated.state import State, Trainable
 from anybit.fleet.calibration import check_errors, check_seen, merged_errors, merged_seen
-from anybit.fleet.checks import ANSWER, Update, Work, check_update, read_answer
+from anybit.fleet.checks import ANSWER, Update, Work, check_update, delta_norm, read_answer
 from anybit.fleet.devices import Devices
 from anybit.fleet.exchange import Reply
 from anybit.fleet.flower import ArrayRecord
+from anybit.fleet.moderation import Moderation, bucket
 from anybit.fleet.roster import Member
 from anybit.fleet.text import brief
 from anybit.fleet.traffic import low_bit_weights
@@ -67,8 +68,8 @@ def _check_minimum(task: Task, config: Config) -> None:
                           "go; use uniform, stratified or weighted")
     if config.privacy.private:
         _check_private(config)
-    if config.fleet.minimum > config.places():
-        raise ConfigError(f"fleet.minimum = {config.fleet.minimum}, but a cohort has only {config.places()}")
+    if config.least() > config.places():
+        raise ConfigError(f"fleet.minimum = {config.least()}, but a cohort has only {config.places()}")
 
 
 def _check_private(config: Config) -> None:
@@ -84,7 +85,7 @@ def train_fleet(opened: OpenRun, devices: Devices, watch: Watch, callbacks: Sequ
     """Train to the end with deltas from the devices, then send the trained model to the devices that only infer."""
     devices.folder = opened.folder
     if not devices.roster.members:
-        devices.present(opened.config.places(), opened.config.fleet.minimum)
+        devices.present(opened.config.places(), opened.config.least())
     training = begin(opened.computation, opened.folder, opened.resumed, watch, callbacks)
     trained = train(training, FleetRounds(training, devices))
     deliver(opened.computation, devices, trained)
@@ -97,6 +98,11 @@ class FleetRounds:
     def __init__(self, training: Training, devices: Devices) -> None:
         self.computation, self.devices, self.last_good = training.computation, devices, training.last_good
         self.given, devices.round = self.computation.given(training.table), training.round
+        self.moderation, self.least = Moderation(self.computation.config), self.computation.config.least()
+        if devices.folder:
+            log = devices.folder.lines("fleet")
+            self.moderation.restore(log, training.round)
+            devices.quarantine.restore(log)
 
     def __call__(self, state: State, round: int) -> RoundResult:
         """Run a round: ask a cohort until enough of it answers, then take the server's step."""
@@ -104,10 +110,10 @@ class FleetRounds:
         for _ in range(options.tries):
             asked = self._sample(round)
             updates = self._updates(state, round, asked)
-            if len(updates) >= (min(options.minimum, len(asked)) if self._by_chance else options.minimum):
+            if len(updates) >= (min(self.least, len(asked)) if self._by_chance else self.least):
                 break
         else:
-            raise RunError(f"round {round + 1} had fewer than {options.minimum} good answers, {options.tries} times (see "
+            raise RunError(f"round {round + 1} had fewer than {self.least} good answers, {options.tries} times (see "
                            f"fleet.jsonl): fix the devices, or lower fleet.minimum{self.last_good()}")
         computation = self.computation
         cohort, parts = answered(round, updates, computation)
@@ -143,19 +149,21 @@ class FleetRounds:
             return check_update(reply, round, width, state.trainable, devices.options, work, private)
 
         good, log = devices.judge(members, replies, check)
+        good, immoderate = self.moderation(round, good)
+        log |= {"answered": len(good), "rejected": log["rejected"] | immoderate}
         devices.event({"event": "round", "round": round + 1, **log, "seconds": time.monotonic() - started,
                        "bytes_down": sum(payload_bytes(q.content) for q in questions),
                        "bytes_up": sum(reply.bytes for reply in replies.values()),
                        "clipped": {u.client: u.clipped for u in good if u.clipped is not None},
                        "devices": [{"client": u.client, "width": str(u.width), **({} if private else {
-                           "score": u.score, "examples": u.examples, "seconds": u.seconds}), "bytes": u.bytes}
-                           for u in good]})
+                           "score": u.score, "examples": bucket(u.examples), "norm": delta_norm(u.delta),
+                           "seconds": u.seconds}), "bytes": u.bytes} for u in good]})
         devices.count_failures(members, log)
         return good
 
     def _sample(self, round: int) -> list[tuple[Member, Width]]:
         """Draw S_t among the devices that are there, each with its own width or the one that the variant draws."""
-        least, config = self.devices.options.minimum, self.computation.config
+        least, config = self.least, self.computation.config
         present = list(self.devices.present(least, least).values())
         widths = self._widths(round, present)
         size = min(config.places(), int((shares(config.sampling, widths) > 0).sum()))
@@ -255,7 +263,7 @@ def deliver(computation: Computation, devices: Devices, trained: Trained) -> Non
     def check(reply: Reply) -> dict[str, Any]:
         _, values = read_answer(reply, devices.round, {**ANSWER, "score": float}, {})
         return {"client": reply.client, "width": str(widths[reply.client]), "score": values["score"],
-                "examples": values["examples"], "seconds": values["seconds"]}
+                "examples": bucket(values["examples"]), "seconds": values["seconds"]}
 
     good, log = devices.judge(members, devices.ask(questions), check)
     devices.event({"event": "delivery", **log, "bytes_down": sum(payload_bytes(q.content) for q in questions),

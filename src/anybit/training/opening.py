@@ -102,7 +102,8 @@ def _check_identity(folder: RunFolder, config: Config, task: Task) -> None:
 def _check_same(folder: RunFolder, stored: Config, config: Config, task: Task, trusted: Collection[str]) -> None:
     """Raise unless a run's stored config is `config`, whose open choices it has settled."""
     stored, config = (chosen(each, task.variant.choices) for each in (stored, config))
-    config = replace(config, cohort=config.cohort or stored.cohort)
+    config = replace(config, cohort=config.cohort or stored.cohort,
+                     fleet=replace(config.fleet, minimum=config.fleet.minimum or stored.fleet.minimum))
     if config.sites.one_sided is None:
         config = replace(config, sites=replace(config.sites, one_sided=stored.sites.one_sided))
     if folder.task() is None:  # such a run said nothing of its own loss and metric
