@@ -9,7 +9,8 @@ from torch import nn
 
 from anybit.config import Config
 from anybit.export.artifact import Artifact, Runtime
-from anybit.export.exporting import Exporter
+from anybit.export.choosing import export_widths
+from anybit.export.exporting import Exporter, Options
 from anybit.export.report import refuse, write_report
 from anybit.export.subject import from_fitted
 from anybit.quant.grid import FLOAT, Width
@@ -18,11 +19,12 @@ from anybit.training.task import Task
 
 
 def export_fitted(model: nn.Module, steps: StepTable, task: Task, config: Config, out: Path, widths: Sequence[Width],
-                  runtime: Runtime) -> list[Artifact]:
+                  runtime: Runtime, min_accuracy: float | None = None) -> list[Artifact]:
     """Write one artifact per width, with export.json and the model card beside them."""
     activations = any(width.activations != FLOAT for width in widths)
-    exporter = Exporter(from_fitted(model, steps, task, config, activations), out)
-    artifacts = {(str(width), runtime): exporter.export(width, runtime) for width in widths}
-    write_report(exporter, artifacts, None, {})
-    refuse(list(artifacts.values()))
-    return list(artifacts.values())
+    exporter = Exporter(from_fitted(model, steps, task, config, activations), out, Options(min_accuracy=min_accuracy))
+    exports = export_widths(exporter, widths, runtime)
+    write_report(exporter, exports.artifacts, None, {}, exports.refused)
+    refuse(list(exports.artifacts.values()))
+    exports.raise_refused()
+    return list(exports.artifacts.values())

@@ -92,6 +92,6 @@ class OnnxExporter:
         onnx = need("onnx")
         proto = editor.finish()
         proto.producer_name, proto.producer_version = "anybit", ""
-        onnx.helper.set_model_props(proto, {"width": str(width), **self.metadata})
+        onnx.helper.set_model_props(proto, {"width": str(width), "steps": self.subject.steps_at(width), **self.metadata})
         onnx.checker.check_model(proto)
         return proto

@@ -33,6 +33,9 @@ from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task
 
 
+_MEASURED = "; activations measured on "
+
+
 class Integers(NamedTuple):
     """A weight in whole numbers alone: Q(w) = step · (factor · codes + low)."""
 
@@ -150,6 +153,10 @@ class Subject:
                 out[name] = QuantizedWeight(codes(w[name], grid).numpy().astype(np.uint8), grid.step, float(grid.low), bits)
         return out
 
+    def steps_at(self, width: Width) -> str:
+        """Return the source of the step sizes that a width needs: an artifact does not depend on others beside it."""
+        return self.steps.partition(_MEASURED)[0] if width.activations == FLOAT else self.steps
+
     def untrained(self, width: Width) -> str:
         """Return a warning if the model was not trained for a width; empty if it was."""
         variant = self.evaluator.variant
@@ -211,7 +218,7 @@ def _subject(evaluator: Evaluator, config: Config, known: StepTable, rule: StepR
         with computing(config):
             calibrated = activation_table(evaluator.model, evaluator.sites, w, evaluator.images,
                                           evaluator.ranges.activations)
-        table, text = table.merged(calibrated), f"{text}; activations measured on {length(evaluator.images)} training images"
+        table, text = table.merged(calibrated), f"{text}{_MEASURED}{length(evaluator.images)} training images"
     return Subject(evaluator.model, evaluator, table, text, title, config, measured=measured)
 
 
