@@ -30,6 +30,8 @@ MinAccuracy = Annotated[float | None, typer.Option(
 Opset = Annotated[int, typer.Option(
     help="ONNX opset: 21 stores 4 bits natively, 25 also 2 bits; below: bit streams for older runtimes.")]
 Weights = Annotated[str, typer.Option(help="Weights of integer kernels: uint8, int8 (fast on x86), or auto.")]
+Products = Annotated[str, typer.Option(
+    help="standard, or matmulnbits: linear layers with 4-bit weights stay packed in memory (ONNX Runtime alone).")]
 Exact = Annotated[bool, typer.Option("--exact", help="No 8-bit output quantizers on convolutions: ConvInteger, slower.")]
 StepRule = Annotated[str | None, typer.Option(help="Step rule: table, rule, mse, minmax or cover; default: the run's own.")]
 Calibrate = Annotated[bool, typer.Option("--calibrate", help="Measure activation step sizes on training images.")]
@@ -42,7 +44,7 @@ Out = Annotated[Path | None, typer.Option(help="Where to write; default: export/
 
 def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
            runtime: Annotated[str, typer.Option(help="onnx, executorch, archive or c.")] = "onnx", opset: Opset = 21,
-           operands: Weights = "auto", exact: Exact = False, steps: StepRule = None, calibrate: Calibrate = False,
+           operands: Weights = "auto", operators: Products = "standard", exact: Exact = False, steps: StepRule = None, calibrate: Calibrate = False,
            min_accuracy: MinAccuracy = None, no_verify: NoVerify = False, bench: Bench = False, web: Web = False, out: Out = None,
            licence: Licence = "other", imports: Import = None, json: Json = False, debug: Debug = False) -> None:
     """Write a trained run as low-bit artifacts, run them in their runtime and compare with the evaluation."""
@@ -62,7 +64,7 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
     run = Run.load(path, trusted=imports or [])
     own = _own_widths(run.evaluation["sites"], runtime)
     wanted = _wanted(own, width, devices, runtime)
-    options = _options(opset, operands, exact, web, licence, not no_verify, min_accuracy)
+    options = _options(opset, operands, exact, web, licence, not no_verify, min_accuracy, operators)
     if no_verify and any(r != "c" for _, r in wanted):
         raise ConfigError("--no-verify: for --runtime c alone; other artifacts are always run")
     subject = from_run(run, step_rule(steps), calibrate, any(w.activations != FLOAT for w, _ in wanted))
@@ -118,14 +120,15 @@ def _wanted(own: list[Width], width: list[str] | None, devices: Fleet | None, ru
 
 
 def _options(opset: int, operands: str, exact: bool, web: bool, licence: str, verify: bool,
-             min_accuracy: float | None) -> Options:
-    from anybit.export.exporting import Operands, Options
+             min_accuracy: float | None, operators: str) -> Options:
+    from anybit.export.exporting import Operands, Operators, Options
     from anybit.export.graph import check_opset
 
     chosen = choice("--operands", operands, get_args(Operands))
     if web and operands == "int8":
         raise ConfigError("--operands int8: browsers refuse int8 weights with zero point 0; leave it out with --web")
-    return Options(check_opset(opset), "uint8" if web else chosen, exact, licence, verify, min_accuracy)
+    return Options(check_opset(opset), "uint8" if web else chosen, exact, licence, verify, min_accuracy,
+                   choice("--operators", operators, get_args(Operators)))
 
 
 def _print(exports: Exports, costs: dict[str, Cost], report: dict[str, Any]) -> None:
@@ -149,4 +152,6 @@ def _print(exports: Exports, costs: dict[str, Cost], report: dict[str, Any]) -> 
         if artifact.warning:
             say(f"warning: {artifact.warning}: its {metric.name} is {metric.text(artifact.verdict.artifact)}, in full "
                 f"precision {metric.text(report['full_precision'])}")
+    for words in dict.fromkeys(words for a in artifacts for words in a.known_wrong):
+        say(f"warning: {', '.join(a.width for a in artifacts if words in a.known_wrong)}: {words}")
     say(f"step sizes: {report['steps']}")

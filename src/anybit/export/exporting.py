@@ -24,12 +24,14 @@ from anybit.export.floor import Floor
 from anybit.export.graph import DEFAULT_OPSET, reason
 from anybit.export.onnx_model import OnnxExporter
 from anybit.export.reference import outputs, reference
+from anybit.export.runtimes import known_wrong, minimum_onnxruntime
 from anybit.export.subject import Subject, check_width
 from anybit.export.verify import int8_is_exact, kernels, missing_kernels, onnx_outputs, verdict
 from anybit.files.writing import write_bytes, writing
 from anybit.quant.grid import FLOAT, Width, quantize
 
 Operands = Literal["auto", "uint8", "int8"]
+Operators = Literal["standard", "matmulnbits"]
 SUFFIX: dict[Runtime, str] = {"onnx": "onnx", "executorch": "pte", "archive": "safetensors", "c": "c"}
 REJECTED = ".rejected"
 WHERE = "free some space, or choose another folder with --out"
@@ -52,6 +54,8 @@ class Options:
     """Compile and run C artifacts on this machine; without it they are only written."""
     min_accuracy: float | None = None
     """The worst metric that is exported; none: half of what full precision gains over chance; 0: anything."""
+    operators: Operators = "standard"
+    """matmulnbits: linear layers of 4-bit weights in an operator that ONNX Runtime alone has, and which never unpacks them."""
 
     @property
     def signed(self) -> bool:
@@ -72,7 +76,8 @@ class Exporter:
         pipeline = self.subject.data.pipeline
         metadata = {"mean": str(list(pipeline.mean or ())),
                     "std": str(list(pipeline.std or ())), "classes": ",".join(self.subject.data.class_names)}
-        return OnnxExporter(self.subject, self.options.opset, self.options.signed, self.options.exact, metadata)
+        return OnnxExporter(self.subject, self.options.opset, self.options.signed, self.options.exact,
+                            self.options.operators == "matmulnbits", metadata)
 
     @cached_property
     def _c(self) -> CExporter:
@@ -132,7 +137,8 @@ class Exporter:
         full = path if width == Width(FLOAT, FLOAT) else self.fp32
         return Artifact(path.name, str(width), "onnx", path.stat().st_size, full.stat().st_size, self._counts(width),
                         judged, model.storage, integer, model.added.words(), model.in_float, self.subject.untrained(width),
-                        latency(path, self.subject))
+                        latency(path, self.subject), known_wrong=known_wrong(model.storage.values()),
+                        minimum_onnxruntime=minimum_onnxruntime(self.options.opset, model.storage.values()))
 
     def _export_archive(self, path: Path, width: Width) -> Artifact:
         """Verify the archive by reading it back: the same fake-quant model, with weights from the file."""

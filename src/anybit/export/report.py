@@ -62,7 +62,8 @@ def refuse(artifacts: Sequence[Artifact]) -> None:
 def _recorded(artifact: Artifact) -> dict[str, Any]:
     """Return what export.json says of an artifact: what is known alone."""
     content = {**asdict(artifact), "verdict": _known(artifact.verdict._asdict()), "rejected": artifact.rejected}
-    return {key: value for key, value in content.items() if key not in ("files", "footprint") or value}
+    return {key: value for key, value in content.items() if value
+            or key not in ("files", "footprint", "minimum_onnxruntime", "known_wrong")}
 
 
 def _known(verdict: Mapping[str, Any]) -> dict[str, Any]:
