@@ -1,8 +1,9 @@
-"""Run ONNX artifacts in released runtimes, each alone in an environment of its own: python -m tools.runtimes [NAME=VERSION …]
+"""Run ONNX artifacts in released runtimes, each in an environment of its own: python -m tools.runtimes [NAME=VERSION …]
 
-Every width and opset is exported once, from a small ResNet with step sizes measured on digits. In each environment, which has a
-runtime and numpy and nothing of anybit, the files are run on the same images; results/devices/runtimes.csv says of each
-whether its outputs are those of the pinned ONNX Runtime, and docs/export.md has a table of it.
+Every width and opset is exported once, from a ResNet-20 with step sizes measured on digits (`--keep`: of the last time). In
+each environment, which has a runtime and numpy and nothing of anybit, the files are run on the same images;
+results/devices/runtimes.csv says of each whether its outputs are those of the pinned ONNX Runtime, and docs/export.md has a
+table of it.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def export(folder: Path) -> None:
             file = exporter.export(Width.parse(width)).file
             expected[f"{opset}/{file}"] = session(folder / str(opset) / file).run(None, {"input": x})[0]
     np.save(folder / "input.npy", x)
-    np.savez(folder / "expected.npz", **expected)  # type: ignore[arg-type]
+    np.savez(folder / "expected.npz", **expected)
 
 
 def environment(name: str, version: str) -> Path:
@@ -97,11 +98,12 @@ def tried(name: str, version: str, folder: Path) -> list[dict[str, str]]:
 
 
 def table() -> str:
-    """Return a row per width and opset as Markdown: the oldest release of each runtime that is right, and those that are wrong."""
+    """Return rows of widths and opsets as Markdown: the oldest release of each runtime that is right."""
     with RESULTS.open() as file:
         rows = list(csv.DictReader(file))
     names = list(dict.fromkeys(row["runtime"] for row in rows))
-    lines = [f"| `--opset` | widths | {' | '.join(f'{TITLES[name]}, from' for name in names)} |", f"|---|---|{'---|' * len(names)}"]
+    lines = [f"| `--opset` | widths | {' | '.join(f'{TITLES[name]}, from' for name in names)} |",
+             f"|---|---|{'---|' * len(names)}"]
     for opset in OPSETS:
         alike = dict[tuple[str, ...], list[str]]()
         for width in WIDTHS:

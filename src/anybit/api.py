@@ -194,8 +194,10 @@ class Fitted:
                min_accuracy: float | None = None) -> list[Artifact]:
         """Write an artifact per width into the folder `out`, run each and compare it with the evaluation.
 
-        A width that scores worse than `min_accuracy` is an error and is not written; by default, one that keeps less than half
-        of what full precision gains over chance; 0: none is. What `anybit export` does for a run whose model and data have names; needs the extra `export`.
+        A width that scores worse than `min_accuracy` is an error and is not written; by default, one that keeps less than
+        half of what full precision gains over chance; 0: none is.
+
+        What `anybit export` does for a run whose model and data have names; needs the extra `export`.
         """
         from anybit.export.fitted import export_fitted
 

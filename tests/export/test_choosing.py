@@ -16,8 +16,8 @@ OWN = ["--import", TRUSTED[0]]
 
 def export(run_path: Path, folder: Path, content: str) -> int:
     (folder / "fleet.toml").write_text(content)
-    return run(["export", str(run_path), "--fleet", str(folder / "fleet.toml"), "--out", str(folder / "out"), "--min-accuracy", "0",
-                *OWN])
+    return run(["export", str(run_path), "--fleet", str(folder / "fleet.toml"), "--out", str(folder / "out"),
+                "--min-accuracy", "0", *OWN])
 
 
 def test_every_device_gets_the_best_that_fits(run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +38,8 @@ def test_every_device_gets_the_best_that_fits(run_path: Path, tmp_path: Path, ca
     assert [d["width"] for d in report["fleet"]["devices"]] == [best, fits]
     assert report["fleet"]["expected"] == pytest.approx((sizes[best][1] + 3 * sizes[fits][1]) / 4)
     kept = {f"model.{w.lower()}.safetensors" for w in (best, fits)}
-    assert {p.name for p in (tmp_path / "out").iterdir()} == {*kept, "export.json", "README.md"}, "what nobody gets is not left"
+    written = {p.name for p in (tmp_path / "out").iterdir()}
+    assert written == {*kept, "export.json", "README.md"}, "what nobody gets is not left"
     assert "small" in capsys.readouterr().out
 
 
@@ -62,7 +63,7 @@ def test_microcontrollers_have_memory(run_path: Path, tmp_path: Path) -> None:
     assert export(run_path, tmp_path, device.format(ram=64)) == 0
     (artifact,) = json.loads((tmp_path / "out/export.json").read_text())["artifacts"]
     least = artifact["footprint"]["ram"] / 1024
-    with pytest.raises(RunError, match=r"W8: \d+\.\d KB, more than ram_kb = 0.5; W2|W2: \d+\.\d KB, more than ram_kb = 0.5; W8"):
+    with pytest.raises(RunError, match=r"W\d: \d+\.\d KB, more than ram_kb = 0\.5; W\d: \d+\.\d KB, more than ram_kb"):
         export(run_path, tmp_path, device.format(ram=0.5))
     assert least > 0.5
 

@@ -30,7 +30,8 @@ class Layers(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("sites", [SiteOptions(), SiteOptions(weight_grid="narrow", per_channel=True)], ids=["full", "narrow"])
+@pytest.mark.parametrize("sites", [SiteOptions(), SiteOptions(weight_grid="narrow", per_channel=True)],
+                         ids=["full", "narrow"])
 def test_linear_layers_stay_packed(sites: SiteOptions, tmp_path: Path) -> None:
     exporter = Exporter(untrained(sites, Layers()), tmp_path, Options(operators="matmulnbits"))
     artifact = exporter.export(Width(4, 32))
@@ -39,7 +40,8 @@ def test_linear_layers_stay_packed(sites: SiteOptions, tmp_path: Path) -> None:
     assert artifact.in_float == {"conv": "MatMulNBits is no Conv"}
     assert artifact.storage == {"4": "native uint4, 4-bit blocks"}
     expected = outputs(reference(exporter.subject, Width(4, 32)), exporter.subject)
-    assert torch.allclose(onnx_outputs(tmp_path / artifact.file, exporter.subject), expected, atol=1e-5 * float(expected.abs().max()))
+    found = onnx_outputs(tmp_path / artifact.file, exporter.subject)
+    assert torch.allclose(found, expected, atol=1e-5 * float(expected.abs().max()))
     stored = {t.name: list(t.dims) for t in onnx.load(tmp_path / artifact.file).graph.initializer}
     assert stored["mix.weight.q4"] == [12, 2, 16], "two blocks of 32 columns, two codes a byte"
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-from pathlib import Path
 
-import onnx
 import pytest
 
-from anybit.export.exporting import Exporter, Options
+from anybit.export.exporting import Exporter
 from anybit.export.lowbit import storage
 from anybit.export.report import write_report
 from anybit.export.runtimes import known_wrong, minimum_onnxruntime

@@ -44,8 +44,9 @@ Out = Annotated[Path | None, typer.Option(help="Where to write; default: export/
 
 def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
            runtime: Annotated[str, typer.Option(help="onnx, executorch, archive or c.")] = "onnx", opset: Opset = 21,
-           operands: Weights = "auto", operators: Products = "standard", exact: Exact = False, steps: StepRule = None, calibrate: Calibrate = False,
-           min_accuracy: MinAccuracy = None, no_verify: NoVerify = False, bench: Bench = False, web: Web = False, out: Out = None,
+           operands: Weights = "auto", operators: Products = "standard", exact: Exact = False, steps: StepRule = None,
+           calibrate: Calibrate = False, min_accuracy: MinAccuracy = None, no_verify: NoVerify = False, bench: Bench = False,
+           web: Web = False, out: Out = None,
            licence: Licence = "other", imports: Import = None, json: Json = False, debug: Debug = False) -> None:
     """Write a trained run as low-bit artifacts, run them in their runtime and compare with the evaluation."""
     from anybit.export.bench import costs as measure
@@ -71,7 +72,8 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
     if steps in (None, run.evaluation["own"]):
         check_recorded(subject, run, (w for w, _ in wanted))
     exporter = Exporter(subject, folder, options)
-    exports = export_fleet(exporter, devices, own) if devices else export_widths(exporter, [w for w, _ in wanted], wanted[0][1])
+    exports = (export_fleet(exporter, devices, own) if devices
+               else export_widths(exporter, [w for w, _ in wanted], wanted[0][1]))
     artifacts = list(exports.artifacts.values())
     costs: dict[str, Cost] = {}
     if bench:

@@ -66,7 +66,8 @@ def _notes(subject: Subject, artifacts: Sequence[Artifact], refused: Sequence[st
     lines += [f"- {a.width}: layer `{layer}` is computed in float: {why}."
               for a in artifacts for layer, why in a.in_float.items()]
     lines += [f"- {a.warning}." for a in artifacts if a.warning]
-    lines += [f"- `{a.file}` needs ONNX Runtime {a.minimum_onnxruntime} or newer." for a in artifacts if a.minimum_onnxruntime]
+    lines += [f"- `{a.file}` needs ONNX Runtime {a.minimum_onnxruntime} or newer." for a in artifacts
+              if a.minimum_onnxruntime]
     lines += [f"- `{a.file}`: {words}." for a in artifacts for words in a.known_wrong]
     lines += [f"- `{a.file}` was **not verified**: it was written and never compiled or run." for a in artifacts
               if not a.verified]

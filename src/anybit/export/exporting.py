@@ -55,7 +55,7 @@ class Options:
     min_accuracy: float | None = None
     """The worst metric that is exported; none: half of what full precision gains over chance; 0: anything."""
     operators: Operators = "standard"
-    """matmulnbits: linear layers of 4-bit weights in an operator that ONNX Runtime alone has, and which never unpacks them."""
+    """matmulnbits: linear layers of 4-bit weights in an operator that ONNX Runtime alone has and that never unpacks them."""
 
     @property
     def signed(self) -> bool:
@@ -90,7 +90,8 @@ class Exporter:
     @cached_property
     def fp32(self) -> Path:
         """The float model in ONNX, against which sizes and latencies are measured."""
-        path, content = self._path(Width(FLOAT, FLOAT), "onnx"), self._onnx.model(Width(FLOAT, FLOAT)).proto.SerializeToString()
+        width = Width(FLOAT, FLOAT)
+        path, content = self._path(width, "onnx"), self._onnx.model(width).proto.SerializeToString()
         with writing(path, WHERE):
             write_bytes(path, content)
         return path
@@ -171,7 +172,8 @@ def _explained(width: Width, runtime: Runtime) -> Iterator[None]:
     except (AnybitError, OSError, MemoryError):
         raise
     except Exception as error:
-        raise ModelError(f"{width} for {runtime} was written and does not run, so it is not kept: {reason(error)}") from error
+        raise ModelError(f"{width} for {runtime} cannot be made or does not run, so nothing is kept: "
+                         f"{reason(error)}") from error
 
 
 def parse_widths(texts: Sequence[str]) -> list[Width]:

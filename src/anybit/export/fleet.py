@@ -40,7 +40,7 @@ class Device:
     widths: tuple[str, ...] = ()
     """Widths to choose from; empty: the run's own sites at 8, 6, 4, 3 and 2 bits."""
     flash_kb: float | None = None
-    """The most that the artifact may take, in units of 1,024 bytes: of its file, of C as compiled by the exporting machine."""
+    """The most that it may take, in units of 1,024 bytes: its file; of C, code and constants as compiled here."""
     ram_kb: float | None = None
     """The most static memory; known of C alone."""
     min_accuracy: float | None = None
@@ -54,8 +54,8 @@ class Device:
         if not self.width and not self.widths and {self.flash_kb, self.ram_kb, self.min_accuracy} == {None}:
             raise ConfigError("width is missing: name one, or what chooses it: flash_kb, ram_kb, min_accuracy")
         if self.ram_kb is not None and self.runtime != "c":
-            raise ConfigError(f"ram_kb = {self.ram_kb:g}: what {self.runtime} takes in memory is the runtime's own affair; leave it "
-                              'out, or use runtime = "c"')
+            raise ConfigError(f"ram_kb = {self.ram_kb:g}: what {self.runtime} takes in memory is the runtime's own affair; "
+                              'leave it out, or use runtime = "c"')
         for name, limit in (("count", self.count), ("flash_kb", self.flash_kb), ("ram_kb", self.ram_kb)):
             if limit is not None and not limit >= (1 if name == "count" else 0):
                 raise ConfigError(f"{name} = {limit}: must be at least {1 if name == 'count' else 0}")

@@ -44,7 +44,8 @@ class Floor:
 
     @cached_property
     def _has_chance(self) -> bool:
-        return (self._metric.unit, self._metric.better) == ("%", "higher") and classifies(self._full, self.subject.data.test.y)
+        return ((self._metric.unit, self._metric.better) == ("%", "higher")
+                and classifies(self._full, self.subject.data.test.y))
 
     def _gain(self, result: Tensor) -> float:
         return metric(self.subject, result) - chance(self.subject, result)
@@ -54,8 +55,9 @@ class Floor:
         """Why no width can be judged by what it lost; empty if it can, or need not."""
         if self.least is not None or not self._has_chance or self._gain(self._full) >= LEARNED:
             return ""
-        return (f"in full precision its {self._metric.name} is {self._metric.text(metric(self.subject, self._full))}, by chance "
-                f"{self._metric.text(chance(self.subject, self._full))}: the model has learned nothing that a width could lose")
+        text = self._metric.text
+        return (f"in full precision its {self._metric.name} is {text(metric(self.subject, self._full))}, by chance "
+                f"{text(chance(self.subject, self._full))}: the model has learned nothing that a width could lose")
 
     def refusal(self, width: Width) -> str:
         """Say why a width is not exported; empty if it may be."""
@@ -66,12 +68,12 @@ class Floor:
         if self.least is None:
             kept = self._gain(result) / self._gain(self._full)
             return "" if kept >= KEPT else (
-                f"{width} is not exported: its {name} is {text(value)}, by chance {text(chance(self.subject, result))}, in full "
-                f"precision {text(metric(self.subject, self._full))}: more than half of what was learned is lost "
+                f"{width} is not exported: its {name} is {text(value)}, by chance {text(chance(self.subject, result))}, in "
+                f"full precision {text(metric(self.subject, self._full))}: more than half of what was learned is lost "
                 "(--min-accuracy 0 exports it all the same)")
         if self._metric.better is None:
-            raise ConfigError(f"--min-accuracy {self.least:g}: nobody said which direction of the metric '{name}' is better; give "
-                              "a Metric with better='higher' or 'lower', or leave it out")
+            raise ConfigError(f"--min-accuracy {self.least:g}: nobody said which direction of the metric '{name}' is "
+                              "better; give a Metric with better='higher' or 'lower', or leave it out")
         if self._metric.lost(self.least, value) <= 0:
             return ""
         side = "below" if self._metric.better == "higher" else "above"

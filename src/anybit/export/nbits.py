@@ -1,9 +1,9 @@
 """Linear layers as MatMulNBits: ONNX Runtime's own operator, which multiplies packed weights and never unpacks them all.
 
-y = x · Bᵀ with B[n, k] = scale · (code − zero point), codes of 4 bits in blocks of 32 along k, each with a scale of its own; ours
-repeat, as a step size is one per tensor or per channel, so the file holds them once and the graph expands them at load.
-Activations stay in float32, so nothing is added to the training. Other bit-widths are left out: at 2 bits the operator is slow
-unless it rounds activations to 8 bits, which no training saw.
+y = x · Bᵀ with B[n, k] = scale · (code − zero point), codes of 4 bits in blocks of 32 along k, each with a scale of its own;
+ours repeat, as a step size is one per tensor or per channel, so the file holds them once and the graph expands them at
+load. Activations stay in float32, so nothing is added to the training. Other bit-widths are left out: at 2 bits the
+operator is slow unless it rounds activations to 8 bits, which no training saw.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ STORAGE = "4-bit blocks"
 BITS, BLOCK = 4, 32
 
 
-def multiply_packed(editor: Editor, uses: Sequence[Use], weights: Mapping[str, QuantizedWeight]) -> tuple[set[str], dict[str, str]]:
+def multiply_packed(editor: Editor, uses: Sequence[Use],
+                    weights: Mapping[str, QuantizedWeight]) -> tuple[set[str], dict[str, str]]:
     """Replace products by MatMulNBits; return (the weights that it took, {layer: why it is computed in float})."""
     taken, left = set[str](), dict[str, str]()
     for name, weight in weights.items():
@@ -61,7 +62,9 @@ def _is_linear(node: Any, name: str, turned: set[str]) -> bool:
     """Tell whether a node computes x · wᵀ, plus a bias."""
     if node.op_type == "MatMul":
         return node.input[1] in turned
-    return node.input[1] == name and all(a.i == 1 if a.name == "transB" else a.f == 1 for a in node.attribute if a.name != "transA")
+    settings = {a.name: a.i if a.name.startswith("trans") else a.f for a in node.attribute}
+    return node.input[1] == name and {"transA": 0, "transB": 0, "alpha": 1, "beta": 1} | settings == {
+        "transA": 0, "transB": 1, "alpha": 1, "beta": 1}
 
 
 def _operands(editor: Editor, weight: QuantizedWeight, name: str) -> list[str]:
@@ -83,8 +86,8 @@ def _operands(editor: Editor, weight: QuantizedWeight, name: str) -> list[str]:
 
 def _replace(editor: Editor, use: Use, operands: list[str], shape: tuple[int, ...], prefix: str) -> None:
     node, (rows, columns) = use.node, shape
-    product = editor.node(KERNEL, [node.input[0], *operands], prefix if use.bias else node.output[0], domain=DOMAIN, K=columns,
-                          N=rows, bits=BITS, block_size=BLOCK)
+    product = editor.node(KERNEL, [node.input[0], *operands], prefix if use.bias else node.output[0], domain=DOMAIN,
+                          K=columns, N=rows, bits=BITS, block_size=BLOCK)
     if use.bias:
         editor.node("Add", [product, use.bias], node.output[0])
     editor.graph.node.remove(node)

@@ -1,7 +1,7 @@
 """What released runtimes make of ONNX artifacts, as `make test-runtimes` measured it.
 
-`python -m tools.runtimes` runs every width and opset in released runtimes and writes results/devices/runtimes.csv; a test holds
-the versions here to that file.
+`python -m tools.runtimes` runs every width and opset in released runtimes and writes results/devices/runtimes.csv; a test
+holds the versions here to that file.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from anybit.export.nbits import STORAGE as BLOCKS
 
 ONNXRUNTIME = {18: {"plain": "1.16.3"}, 21: {"plain": "1.18.1", "native uint4": "1.23.2"},
                25: {"plain": "1.24.4", "native uint4": "1.24.4", "native uint2": "1.24.4"}}
-"""{opset: {storage of weights: the first tried release of ONNX Runtime that computes it right}}; plain: bytes and bit streams."""
-STREAMS = ("OpenVINO 2026.4.1 on x86-64 computes weights in bit streams wrongly, without an error; W8 and W4 (from opset 21) are "
-           "stored as it can read them")
+"""{opset: {storage of weights: the first release of ONNX Runtime that is right}}; plain: bytes and streams."""
+STREAMS = ("OpenVINO 2026.4.1 on x86-64 computes weights in bit streams wrongly, without an error; W8 and W4 (from opset "
+           "21) are stored as it can read them")
 ONLY_HERE = "MatMulNBits is an operator of ONNX Runtime alone"
 NATIVE_2 = "OpenVINO 2026.4.1 does not load native uint2"
 
@@ -32,7 +32,9 @@ def minimum_onnxruntime(opset: int, storage: Collection[str]) -> str:
 
 def known_wrong(storage: Collection[str]) -> list[str]:
     """Return what is known of other runtimes that do not compute such weights."""
-    return [ONLY_HERE] * any(BLOCKS in kind for kind in storage) + [STREAMS] * any("stream" in kind for kind in storage) + [NATIVE_2] * ("native uint2" in storage)
+    found = {ONLY_HERE: any(BLOCKS in kind for kind in storage), STREAMS: any("stream" in kind for kind in storage),
+             NATIVE_2: "native uint2" in storage}
+    return [words for words, applies in found.items() if applies]
 
 
 def _order(version: str) -> list[int]:

@@ -32,7 +32,6 @@ from anybit.training.run import Run
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task
 
-
 _MEASURED = "; activations measured on "
 
 
