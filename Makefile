@@ -11,7 +11,7 @@ SITE := .venv/.site
 PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(shell find src -name '*.py' -o -name '*.toml')
 
-.PHONY: demo test test-browser test-devices test-executorch test-fleet test-kernels test-models test-pages net net-renew models-page lint \
+.PHONY: demo test test-browser test-devices test-executorch test-fleet test-kernels test-models test-pages test-runtimes net net-renew models-page lint \
         package site lock audit clean
 
 demo: runs/demo/fedavg/evaluation.json runs/demo/mqat/evaluation.json
@@ -59,6 +59,10 @@ test-models: $(READY)
 # The tutorial and the how-to pages, top to bottom.
 test-pages: $(READY)
 	$(BIN)/pytest -m pages tests/test_pages.py
+
+# Released runtimes, each in an environment of its own; writes results/devices/runtimes.csv and the table in docs/export.md.
+test-runtimes: $(READY)
+	$(BIN)/python -m tools.runtimes
 
 # Tiny runs of everything at another commit and here, every file compared: make net BASE=HEAD~1
 net: $(READY)

@@ -194,8 +194,12 @@ class Fitted:
         return per_client(build_evaluator(task, self.config), w, self.steps, Width.parse(width), task.split)
 
     def export(self, out: str | Path, widths: Sequence[str] = ("W8", "W4", "W2"),
-               runtime: Literal["onnx", "executorch", "archive", "c"] = "onnx") -> list[Artifact]:
+               runtime: Literal["onnx", "executorch", "archive", "c"] = "onnx",
+               min_accuracy: float | None = None) -> list[Artifact]:
         """Write an artifact per width into the folder `out`, run each and compare it with the evaluation.
+
+        A width that scores worse than `min_accuracy` is an error and is not written; by default, one that keeps less than
+        half of what full precision gains over chance; 0: none is.
 
         What `anybit export` does for a run whose model and data have names; needs the extra `export`.
         """
@@ -204,7 +208,7 @@ class Fitted:
         if runtime not in ("onnx", "executorch", "archive", "c"):
             raise ConfigError(f"runtime {runtime!r}: use 'onnx', 'executorch', 'archive' or 'c'")
         return export_fitted(self.model, self.steps, self.task, self.config, Path(out), Width.parse_all(widths), runtime,
-                             promise(self.evaluation))
+                             min_accuracy, promise(self.evaluation))
 
 
 def _fitted(task: Task, config: Config, trained: Trained) -> Fitted:

@@ -50,7 +50,7 @@ def write_archive(path: Path, subject: Subject, width: Width) -> None:
             activations[site] = {"bits": bits, "low": _number(grid.low), "high": _number(grid.high)}
     packed = {name: {"bits": q.bits, "low": _number(q.low), "shape": list(q.codes.shape)} for name, q in quantized.items()}
     save(path, tensors, {"format": FORMAT, "width": str(width), "packed": json.dumps(packed),
-                         "activations": json.dumps(activations), "steps": subject.steps,
+                         "activations": json.dumps(activations), "steps": subject.steps_at(width),
                          **({"tied": json.dumps(tied)} if tied else {})})
 
 

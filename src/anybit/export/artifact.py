@@ -52,6 +52,10 @@ class Artifact:
     files: list[str] = field(default_factory=list)
     """Further files that belong to it."""
     footprint: Footprint | None = None
+    minimum_onnxruntime: str = ""
+    """The oldest release of ONNX Runtime that is known to run it."""
+    known_wrong: list[str] = field(default_factory=list)
+    """Runtimes that are known not to compute it, in words."""
 
     @property
     def rejected(self) -> bool:

@@ -18,8 +18,8 @@ from anybit.inputs import Inputs, called, selected, shapes
 from anybit.quant.sites import float_parameters
 
 
-def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "other") -> str:
-    """Write the card of a set of artifacts."""
+def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "other", refused: Sequence[str] = ()) -> str:
+    """Write the card of a set of artifacts. refused: why others do not exist."""
     config, data, pipeline = subject.config, subject.data, subject.data.pipeline
     kept = [a for a in artifacts if not a.rejected]
     metric, images = meaning(subject.evaluator.metric), isinstance(subject.images, Tensor) and subject.images.dim() == 4
@@ -41,7 +41,7 @@ def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "
         steps=subject.steps, shape=_shape(subject.images), normalization=normalization,
         images=" images" if images else "", output=_output(subject, result),
         pipeline_tag=f"pipeline_tag: {tag}\n" if images and tag else "")
-    return head + "\n".join(_row(a, metric) for a in kept) + "\n" + _notes(subject, kept)
+    return head + "\n".join(_row(a, metric) for a in kept) + "\n" + _notes(subject, kept, refused)
 
 
 def _output(subject: Subject, result: Tensor) -> str:
@@ -60,20 +60,24 @@ def _row(a: Artifact, metric: Meaning) -> str:
             f"| {f'{a.verdict.agreement:.4f}' if a.verified else '–'} | {stored} |")
 
 
-def _notes(subject: Subject, artifacts: Sequence[Artifact]) -> str:
-    lines = [f"- Stays in float: {_in_float(subject)}."]
+def _notes(subject: Subject, artifacts: Sequence[Artifact], refused: Sequence[str]) -> str:
+    lines = [f"- Stays in float: {_in_float(subject)}.", *(f"- {why}." for why in refused)]
     lines += [f"- Differential privacy of the training: {subject.privacy}."] if subject.privacy else []
     lines += [f"- {a.width}: added beyond training: {', '.join(a.added)}." for a in artifacts if a.added]
     lines += [f"- {a.width}: layer `{layer}` is computed in float: {why}."
               for a in artifacts for layer, why in a.in_float.items()]
     lines += [f"- {a.warning}." for a in artifacts if a.warning]
+    lines += [f"- `{a.file}` needs ONNX Runtime {a.minimum_onnxruntime} or newer." for a in artifacts
+              if a.minimum_onnxruntime]
+    lines += [f"- `{a.file}`: {words}." for a in artifacts for words in a.known_wrong]
     lines += [f"- `{a.file}` was **not verified**: it was written and never compiled or run." for a in artifacts
               if not a.verified]
     lines += [f"- `{a.file}`, with {', '.join(f'`{n}`' for n in a.files)}: {f.weights:,} bytes of constants, {f.ram:,} "
               f"bytes of static RAM, {sum(f.macs.values()):,} multiply-accumulates per example"
               f"{f'; {f.flash:,} bytes of flash as compiled here' if f.flash else ''}."
               for a in artifacts if (f := a.footprint)]
-    lines.append("- Few bits save size and memory traffic; the arithmetic of stock runtimes is 8-bit at best.")
+    lines.append("- Few bits save storage and download; a runtime that unpacks weights at load holds them in memory as it "
+                 "computes, in float32 or 8 bits.")
     return "\n## Notes\n\n" + "\n".join(dict.fromkeys(lines)) + "\n"
 
 

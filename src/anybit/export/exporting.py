@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,20 +14,24 @@ from typing import Literal
 
 import torch
 
+from anybit.errors import AnybitError, ModelError
 from anybit.export.archive import read_archive, write_archive
 from anybit.export.artifact import Artifact, Runtime
 from anybit.export.bench import latency
 from anybit.export.c.export import CExporter
 from anybit.export.executorch import export_executorch
-from anybit.export.graph import DEFAULT_OPSET
+from anybit.export.floor import Floor
+from anybit.export.graph import DEFAULT_OPSET, reason
 from anybit.export.onnx_model import OnnxExporter
 from anybit.export.reference import outputs, reference
+from anybit.export.runtimes import known_wrong, minimum_onnxruntime
 from anybit.export.subject import Subject, check_width
 from anybit.export.verify import int8_is_exact, kernels, missing_kernels, onnx_outputs, verdict
 from anybit.files.writing import write_bytes, writing
 from anybit.quant.grid import FLOAT, Width, quantize
 
 Operands = Literal["auto", "uint8", "int8"]
+Operators = Literal["standard", "matmulnbits"]
 SUFFIX: dict[Runtime, str] = {"onnx": "onnx", "executorch": "pte", "archive": "safetensors", "c": "c"}
 REJECTED = ".rejected"
 WHERE = "free some space, or choose another folder with --out"
@@ -45,6 +52,10 @@ class Options:
     """The license of the model, for its card."""
     verify: bool = True
     """Compile and run C artifacts on this machine; without it they are only written."""
+    min_accuracy: float | None = None
+    """The worst metric that is exported; none: half of what full precision gains over chance; 0: anything."""
+    operators: Operators = "standard"
+    """matmulnbits: linear layers of 4-bit weights in an operator that ONNX Runtime alone has and that never unpacks them."""
 
     @property
     def signed(self) -> bool:
@@ -63,51 +74,60 @@ class Exporter:
     @cached_property
     def _onnx(self) -> OnnxExporter:
         pipeline = self.subject.data.pipeline
-        metadata = {"steps": self.subject.steps, "mean": str(list(pipeline.mean or ())),
+        metadata = {"mean": str(list(pipeline.mean or ())),
                     "std": str(list(pipeline.std or ())), "classes": ",".join(self.subject.data.class_names)}
-        return OnnxExporter(self.subject, self.options.opset, self.options.signed, self.options.exact, metadata)
+        return OnnxExporter(self.subject, self.options.opset, self.options.signed, self.options.exact,
+                            self.options.operators == "matmulnbits", metadata)
 
     @cached_property
     def _c(self) -> CExporter:
         return CExporter(self.subject, self.options.verify)
 
     @cached_property
+    def floor(self) -> Floor:
+        return Floor(self.subject, self.options.min_accuracy)
+
+    @cached_property
     def fp32(self) -> Path:
         """The float model in ONNX, against which sizes and latencies are measured."""
-        path, content = self.folder / "fp32.onnx", self._onnx.model(Width(FLOAT, FLOAT)).proto.SerializeToString()
+        width = Width(FLOAT, FLOAT)
+        path, content = self._path(width, "onnx"), self._onnx.model(width).proto.SerializeToString()
         with writing(path, WHERE):
             write_bytes(path, content)
         return path
 
+    def _path(self, width: Width, runtime: Runtime) -> Path:
+        if (width, runtime) == (Width(FLOAT, FLOAT), "onnx"):
+            return self.folder / "fp32.onnx"
+        return self.folder / f"model.{str(width).lower()}.{SUFFIX[runtime]}"
+
     def export(self, width: Width, runtime: Runtime = "onnx") -> Artifact:
-        """Write and verify the artifact of one width."""
+        """Write and verify the artifact of one width; nothing is left of one that could not be run."""
         check_width(width)
-        path = self.folder / f"model.{str(width).lower()}.{SUFFIX[runtime]}"
+        path = self._path(width, runtime)
         with writing(path, WHERE):
             self.folder.mkdir(parents=True, exist_ok=True)
             for old in (path, path.with_suffix(".h")) if runtime == "c" else (path,):
                 for name in (old.name, old.name + REJECTED):
                     old.with_name(name).unlink(missing_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".export.", dir=self.folder) as draft, _explained(width, runtime):
+                artifact = self._drafted(Path(draft) / path.name, width, runtime)
+                # A rejected one stays for inspection, under a name that nobody deploys by mistake.
+                suffix = REJECTED if artifact.rejected else ""
+                for name in (artifact.file, *artifact.files):
+                    os.replace(Path(draft) / name, self.folder / (name + suffix))
+        return replace(artifact, file=artifact.file + suffix, files=[name + suffix for name in artifact.files])
+
+    def _drafted(self, path: Path, width: Width, runtime: Runtime) -> Artifact:
         if runtime == "onnx":
-            artifact = self._export_onnx(path, width)
-        elif runtime == "archive":
-            artifact = self._export_archive(path, width)
-        elif runtime == "c":
-            artifact = self._c.export(path, width)
-        else:
-            with writing(path, WHERE):
-                artifact = export_executorch(self.subject, path, width)
-        if not artifact.rejected:
-            return artifact
-        with writing(path, WHERE):  # it stays for inspection, under a name that nobody deploys by mistake
-            for name in (artifact.file, *artifact.files):
-                (self.folder / name).rename(self.folder / (name + REJECTED))
-        return replace(artifact, file=artifact.file + REJECTED, files=[name + REJECTED for name in artifact.files])
+            return self._export_onnx(path, width)
+        if runtime == "archive":
+            return self._export_archive(path, width)
+        return self._c.export(path, width) if runtime == "c" else export_executorch(self.subject, path, width)
 
     def _export_onnx(self, path: Path, width: Width) -> Artifact:
         model = self._onnx.model(width)
-        with writing(path, WHERE):
-            write_bytes(path, model.proto.SerializeToString())
+        write_bytes(path, model.proto.SerializeToString())
         executed = kernels(path)
         judged = verdict(self.subject, reference(self.subject, width), reference(self.subject, width, model.added),
                          onnx_outputs(path, self.subject), missing_kernels(executed, model.kernels))
@@ -115,14 +135,15 @@ class Exporter:
             judged = judged._replace(problem=f"{judged.problem} (this processor saturates sums of uint8 by int8 products: "
                                              "use --operands uint8)")
         integer = {kind: n for kind, n in executed.items() if kind.startswith(tuple(model.kernels))}
-        return Artifact(path.name, str(width), "onnx", path.stat().st_size, self.fp32.stat().st_size, self._counts(width),
+        full = path if width == Width(FLOAT, FLOAT) else self.fp32
+        return Artifact(path.name, str(width), "onnx", path.stat().st_size, full.stat().st_size, self._counts(width),
                         judged, model.storage, integer, model.added.words(), model.in_float, self.subject.untrained(width),
-                        latency(path, self.subject))
+                        latency(path, self.subject), known_wrong=known_wrong(model.storage.values()),
+                        minimum_onnxruntime=minimum_onnxruntime(self.options.opset, model.storage.values()))
 
     def _export_archive(self, path: Path, width: Width) -> Artifact:
         """Verify the archive by reading it back: the same fake-quant model, with weights from the file."""
-        with writing(path, WHERE):
-            write_archive(path, self.subject, width)
+        write_archive(path, self.subject, width)
         weights, _ = read_archive(path)
         plain = reference(self.subject, width)
         loaded = reference(self.subject, width)
@@ -141,6 +162,18 @@ class Exporter:
         for weight in self.subject.quantized_weights(width).values():
             counts[str(weight.bits)] = counts.get(str(weight.bits), 0) + weight.codes.size
         return counts
+
+
+@contextmanager
+def _explained(width: Width, runtime: Runtime) -> Iterator[None]:
+    """Turn any failure of an exporter or a runtime into one line; the layer, where it is known, is in theirs."""
+    try:
+        yield
+    except (AnybitError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise ModelError(f"{width} for {runtime} cannot be made or does not run, so nothing is kept: "
+                         f"{reason(error)}") from error
 
 
 def parse_widths(texts: Sequence[str]) -> list[Width]:

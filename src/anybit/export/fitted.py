@@ -10,7 +10,8 @@ from torch import nn
 
 from anybit.config import Config
 from anybit.export.artifact import Artifact, Runtime
-from anybit.export.exporting import Exporter
+from anybit.export.choosing import export_widths
+from anybit.export.exporting import Exporter, Options
 from anybit.export.report import refuse, write_report
 from anybit.export.subject import from_fitted
 from anybit.quant.grid import FLOAT, Width
@@ -19,11 +20,13 @@ from anybit.training.task import Task
 
 
 def export_fitted(model: nn.Module, steps: StepTable, task: Task, config: Config, out: Path, widths: Sequence[Width],
-                  runtime: Runtime, privacy: str | None = None) -> list[Artifact]:
+                  runtime: Runtime, min_accuracy: float | None = None, privacy: str | None = None) -> list[Artifact]:
     """Write one artifact per width, with export.json and the model card, which tells the promise of privacy, beside them."""
     activations = any(width.activations != FLOAT for width in widths)
-    exporter = Exporter(replace(from_fitted(model, steps, task, config, activations), privacy=privacy), out)
-    artifacts = {(str(width), runtime): exporter.export(width, runtime) for width in widths}
-    write_report(exporter, artifacts, None, {})
-    refuse(list(artifacts.values()))
-    return list(artifacts.values())
+    subject = replace(from_fitted(model, steps, task, config, activations), privacy=privacy)
+    exporter = Exporter(subject, out, Options(min_accuracy=min_accuracy))
+    exports = export_widths(exporter, widths, runtime)
+    write_report(exporter, exports.artifacts, None, {}, exports.refused)
+    refuse(list(exports.artifacts.values()))
+    exports.raise_refused()
+    return list(exports.artifacts.values())

@@ -78,21 +78,35 @@ def float_graph(model: nn.Module, example: Inputs, weights: Sequence[str], opset
         proto = ir.serde.serialize_model(program)
     if opset != BASE:
         proto = onnx.version_converter.convert_version(proto, opset)
-    proto.ir_version = 13 if opset >= NATIVE[2] else 10
+    # Runtimes refuse a version younger than themselves, and the exporter writes the newest it knows.
+    proto.ir_version = onnx.helper.find_min_ir_version_for(proto.opset_import)
     _strip(proto)
     return proto
 
 
 def _attempt(model: nn.Module, tensors: tuple[torch.Tensor, ...], names: Sequence[str] | None = None) -> Any:
-    program = torch.onnx.export(model, tensors, dynamo=True, opset_version=BASE, optimize=False, verbose=False,
-                                dynamic_shapes=batch_of(model, tensors, torch.export.Dim("batch")), external_data=False,
-                                input_names=names, output_names=["output"])
-    assert program is not None
+    shapes = batch_of(model, tensors, torch.export.Dim("batch"))
+    program = _exported(model, tensors, names, dynamic_shapes=shapes)
+    if _batch_is_fixed(program):  # len(x) is a constant unless the code itself is read
+        strict = torch.export.export(model, tensors, dynamic_shapes=shapes, strict=True)
+        program = _exported(strict, (), names)
     for name in list(program.model.graph.initializers) if isinstance(model, Positional) else []:
         value = program.model.graph.initializers.pop(name)
         value.name = name.removeprefix(f"{INNER}.")
         program.model.graph.initializers[value.name] = value
     return program.model
+
+
+def _exported(model: Any, tensors: tuple[torch.Tensor, ...], names: Sequence[str] | None, **settings: Any) -> Any:
+    program = torch.onnx.export(model, tensors, dynamo=True, opset_version=BASE, optimize=False, verbose=False,
+                                external_data=False, input_names=names, output_names=["output"], **settings)
+    assert program is not None
+    return program
+
+
+def _batch_is_fixed(program: Any) -> bool:
+    return any(value.shape is not None and len(value.shape) and isinstance(value.shape[0], int)
+               for value in program.model.graph.inputs)
 
 
 def _culprit(model: nn.Module, example: Inputs) -> str:

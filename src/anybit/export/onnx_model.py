@@ -14,6 +14,7 @@ from anybit.export.extras import need
 from anybit.export.graph import DEFAULT_OPSET, check_opset, float_graph, uses
 from anybit.export.integer import FUSED, Activations, kernel, quantize_all
 from anybit.export.lowbit import Editor, storage, weight_only
+from anybit.export.nbits import KERNEL, STORAGE, multiply_packed
 from anybit.export.reference import Additions, output_grids
 from anybit.export.subject import QuantizedWeight, Subject
 from anybit.quant.grid import FLOAT, Width
@@ -44,6 +45,8 @@ class OnnxExporter:
     signed: bool = False
     """Weights as int8 instead of uint8 where activations are quantized."""
     exact: bool = False
+    packed: bool = False
+    """Linear layers of 4-bit weights as MatMulNBits where activations are not quantized."""
     metadata: dict[str, str] = field(default_factory=dict)
 
     @cached_property
@@ -70,9 +73,20 @@ class OnnxExporter:
             editor.constant(w[name].numpy(), name)
         stored = {str(q.bits): storage(q.bits, self.opset) for q in weights.values()}
         if width.activations == FLOAT:
-            weight_only(editor, weights, self.opset)
-            return OnnxModel(self._finished(editor, width), Additions(), {}, {}, stored)
+            return self._weight_only(editor, width, weights, stored)
         return self._integer(editor, width, weights, stored)
+
+    def _weight_only(self, editor: Editor, width: Width, weights: Mapping[str, QuantizedWeight],
+                     stored: dict[str, str]) -> OnnxModel:
+        products = uses(editor.graph, self.subject.matrices) if self.packed else []
+        taken, in_float = multiply_packed(editor, products, weights) if self.packed else (set[str](), {})
+        rest = {name: weight for name, weight in weights.items() if name not in taken}
+        weight_only(editor, rest, self.opset)
+        if taken:
+            kinds = [stored[str(bits)] for bits in {w.bits for w in rest.values()} & {w.bits for w in weights.values()}]
+            stored = stored | {str(weights[name].bits): ", ".join((*kinds, STORAGE)) for name in taken}
+        kernels = {KERNEL: sum(use.weight in taken for use in products)} if taken else {}
+        return OnnxModel(self._finished(editor, width), Additions(), kernels, in_float, stored)
 
     def _integer(self, editor: Editor, width: Width, weights: Mapping[str, QuantizedWeight],
                  stored: dict[str, str]) -> OnnxModel:
@@ -92,6 +106,6 @@ class OnnxExporter:
         onnx = need("onnx")
         proto = editor.finish()
         proto.producer_name, proto.producer_version = "anybit", ""
-        onnx.helper.set_model_props(proto, {"width": str(width), **self.metadata})
+        onnx.helper.set_model_props(proto, {"width": str(width), "steps": self.subject.steps_at(width), **self.metadata})
         onnx.checker.check_model(proto)
         return proto

@@ -25,8 +25,9 @@ Artifacts = Mapping[tuple[str, Runtime], Artifact]
 Table = tuple[list[str], list[list[str]]]
 
 
-def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, costs: Mapping[str, Cost]) -> dict[str, Any]:
-    """Write export.json and the model card; return the former."""
+def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, costs: Mapping[str, Cost],
+                 refused: Mapping[str, str] = {}) -> dict[str, Any]:
+    """Write export.json and the model card; return the former. refused: {width or device: why it has no artifact}."""
     subject, exported = exporter.subject, list(artifacts.values())
     full = metric(subject, outputs(reference(subject, Width(FLOAT, FLOAT)), subject))
     report: dict[str, Any] = {
@@ -35,11 +36,14 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, 
         "options": {**asdict(exporter.options), "signed": exporter.options.signed},
         "artifacts": [_recorded(a) for a in exported],
         "environment": {**environment(), "onnxruntime": version("onnxruntime"), "executorch": version("executorch")}}
+    if refused:
+        report["refused"] = dict(refused)
     if fleet is not None:
-        report["fleet"] = {"devices": [asdict(d) for d in fleet.device], "expected": expected(fleet, artifacts)}
+        devices = [{key: value for key, value in asdict(d).items() if value not in (None, ())} for d in fleet.device]
+        report["fleet"] = {"devices": devices, "expected": expected(fleet, artifacts)}
     if costs:
         report["bench"] = {file: asdict(cost) for file, cost in costs.items()}
-    card = model_card(subject, exported, exporter.options.licence).encode()
+    card = model_card(subject, exported, exporter.options.licence, list(refused.values())).encode()
     reference_file = ["fp32.onnx"] if (exporter.folder / "fp32.onnx").exists() else []
     names = dict.fromkeys((*(n for a in exported for n in (a.file, *a.files)), *costs, *reference_file))
     files = [exporter.folder / name for name in names]
@@ -60,7 +64,8 @@ def refuse(artifacts: Sequence[Artifact]) -> None:
 def _recorded(artifact: Artifact) -> dict[str, Any]:
     """Return what export.json says of an artifact: what is known alone."""
     content = {**asdict(artifact), "verdict": _known(artifact.verdict._asdict()), "rejected": artifact.rejected}
-    return {key: value for key, value in content.items() if key not in ("files", "footprint") or value}
+    return {key: value for key, value in content.items() if value
+            or key not in ("files", "footprint", "minimum_onnxruntime", "known_wrong")}
 
 
 def _known(verdict: Mapping[str, Any]) -> dict[str, Any]:

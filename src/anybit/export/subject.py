@@ -33,6 +33,8 @@ from anybit.training.run import Run
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task
 
+_MEASURED = "; activations measured on "
+
 
 class Integers(NamedTuple):
     """A weight in whole numbers alone: Q(w) = step · (factor · codes + low)."""
@@ -153,6 +155,10 @@ class Subject:
                 out[name] = QuantizedWeight(codes(w[name], grid).numpy().astype(np.uint8), grid.step, float(grid.low), bits)
         return out
 
+    def steps_at(self, width: Width) -> str:
+        """Return the source of the step sizes that a width needs: an artifact does not depend on others beside it."""
+        return self.steps.partition(_MEASURED)[0] if width.activations == FLOAT else self.steps
+
     def untrained(self, width: Width) -> str:
         """Return a warning if the model was not trained for a width; empty if it was."""
         variant = self.evaluator.variant
@@ -216,7 +222,7 @@ def _subject(evaluator: Evaluator, config: Config, known: StepTable, rule: StepR
             calibrated = activation_table(evaluator.model, evaluator.sites, w, evaluator.images,
                                           evaluator.ranges.activations)
         kind = "test" if config.privacy.private else "training"
-        table, text = table.merged(calibrated), f"{text}; activations measured on {length(evaluator.images)} {kind} images"
+        table, text = table.merged(calibrated), f"{text}{_MEASURED}{length(evaluator.images)} {kind} images"
     return Subject(evaluator.model, evaluator, table, text, title, config, measured=measured)
 
 
