@@ -75,7 +75,7 @@ def test_a_new_run_continues_after_the_superlink_went_down(deployment: Deploymen
     config = deployment.path / f"node-{HANGING}/node-config"
     config.write_text(config.read_text().partition(" mood")[0] + "\n")
     deployment.node(HANGING)
-    arguments = ["-c", 'run="second" overrides="rounds=3"']
+    arguments = ["-c", 'run="second" overrides="rounds=3 fleet.quarantine=9"']
     deployment.run(*arguments)
     wait_for(lambda: any(e["event"] == "round" for e in deployment.log("second")), 400, "the first round")
     deployment.kill(deployment.link)

@@ -84,6 +84,7 @@ def test_c1_a_key_that_is_not_listed_does_not_pass() -> None:
     assert outside.ask(FLEET + "pull-messages", key=None, headers={"flwr-public-key": "%%%"}) == 401
     other = base64.b64encode(pem(device_key().public.decode())).decode()
     assert outside.ask(FLEET + "pull-messages", headers=[("flwr-public-key", other)]) == 401
+    assert outside.ask(FLEET + "activate-node", key=device_key().public.decode()) == 404
     assert not outside.inside.requests
 
 

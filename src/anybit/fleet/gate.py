@@ -29,7 +29,7 @@ except ModuleNotFoundError:
     raise MissingExtra("flwr", "flower", "a fleet") from None
 
 FLEET = "/v1/fleet/"
-PUSH_MESSAGE, PUSH_OBJECT = FLEET + "push-messages", FLEET + "push-object"
+ACTIVATE, PUSH_MESSAGE, PUSH_OBJECT = FLEET + "activate-node", FLEET + "push-messages", FLEET + "push-object"
 ROUTES = frozenset(FLEET + name for name in (
     "activate-node", "deactivate-node", "send-node-heartbeat", "pull-messages", "push-messages", "get-run", "get-fab",
     "push-object", "pull-object", "confirm-message-received"))
@@ -103,7 +103,8 @@ class Gate:
         except binascii.Error:
             key = b""
         if key not in self.keys():
-            raise Closed(401, "a key that is not listed")
+            # A SuperNode that starts reports a 404, one under way ends at a 401.
+            raise Closed(404 if path == ACTIVATE else 401, "a key that is not listed")
         return key
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
