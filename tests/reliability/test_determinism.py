@@ -85,7 +85,7 @@ def test_differences_stay_small_over_some_rounds(examples: tuple[Data, list[np.n
 def test_the_same_run_twice_is_the_same_folder(tmp_path: Path, examples: tuple[Data, list[np.ndarray]], engine: str) -> None:
     """Every byte, the times aside; and another seed gives other bytes."""
     data, split = examples
-    clients = [(data.train.x[torch.from_numpy(i)], data.train.y[torch.from_numpy(i)]) for i in split]
+    clients = [(data.train.images[torch.from_numpy(i)], data.train.y[torch.from_numpy(i)]) for i in split]
     few = anybit.EvaluationOptions(every=2, bits=(32, 2), sites=("W",), steps=("mse",))
 
     def run(name: str, seed: int) -> dict[str, bytes]:
