@@ -21,6 +21,7 @@ from anybit.fleet import server_app
 from anybit.report.page import write_report
 from anybit.sweeps.results import read_results
 from anybit.training.reading import RunRecord
+from tests.unrecorded import unrecorded
 
 pytest.importorskip("dp_accounting", reason="needs the extra privacy")
 ROOT = Path(__file__).parents[1]
@@ -91,7 +92,7 @@ def test_a_run_that_goes_on_draws_the_noise_it_would_have_drawn(tmp_path: Path) 
 
 
 def test_a_damaged_promise_is_no_evaluation(run: tuple[anybit.Fitted, Path], tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(run[1], tmp_path / "run"))
+    copy = unrecorded(Path(shutil.copytree(run[1], tmp_path / "run")))
     content = json.loads((copy / "evaluation.json").read_text())
     content["privacy"]["epsilon"] = "small"
     (copy / "evaluation.json").write_text(json.dumps(content))

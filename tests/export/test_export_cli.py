@@ -13,6 +13,7 @@ import pytest
 from anybit.environment import environment
 from anybit.errors import AnybitError
 from tests.export.conftest import TRUSTED, run
+from tests.unrecorded import unrecorded
 
 OWN = ["--import", TRUSTED[0]]
 
@@ -56,6 +57,7 @@ def test_the_card_says_which_code_trained_and_which_exported(run_path: Path, tmp
     shutil.copytree(run_path, copy)
     here = environment()
     assert json.loads((copy / "environment.json").read_text())["commit"] == here["commit"]
+    unrecorded(copy)
     exported = f"Exported with anybit {here['anybit']}" + (f" (commit {here['commit']})" if here["commit"] else "")
     for content, trained in (('{"anybit": "0.0.9", "commit": "feedbee"}', "anybit 0.0.9 (commit feedbee)"),
                              ('{"anybit": "0.0.9", "commit": null}', "anybit 0.0.9"),
@@ -103,6 +105,7 @@ def test_a_run_that_trained_weights_only_has_its_activations_measured(weights_on
 def test_a_run_without_activation_ranges_says_what_calibrates(run_path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run_path, copy)
+    unrecorded(copy)
     steps = json.loads((copy / "steps.json").read_text())
     (copy / "steps.json").write_text(json.dumps({s: v for s, v in steps.items() if "input" not in s}))
     said = fails(str(copy), "--width", "W4A8", *OWN)
@@ -118,6 +121,7 @@ def test_corrupt_runs(run_path: Path, tmp_path: Path) -> None:
     assert "is not a run" in fails(str(tmp_path))
     copy = tmp_path / "run"
     shutil.copytree(run_path, copy)
+    unrecorded(copy)
     model = copy / "model.safetensors"
     model.write_bytes(model.read_bytes()[:-9])
     assert "model.safetensors is damaged" in fails(str(copy), *OWN)

@@ -17,7 +17,9 @@ from anybit.schema import plain
 from anybit.sweeps.results import Result
 from anybit.training.build import Components, written_out
 
-_HOW = ("seed", "device", "engine", "threads", "checkpoint_every", "evaluation.")
+_FLEET = "fleet."
+"""Settings of real devices, which a simulation does not have."""
+_HOW = ("seed", "device", "engine", "threads", "checkpoint_every", "evaluation.", _FLEET)
 """Settings that do not change what is trained."""
 _COMPUTED = "compute."
 """Settings of the computation: named below a table, and no other reading of the paper."""
@@ -63,7 +65,8 @@ class Settings:
 
     def overrides(self, result: Result) -> tuple[str, ...]:
         """List the settings of a run beside the recipe, as on the command line."""
-        return self._differing({key: value for key, value in flatten(result.config).items() if key not in _CHOSEN})
+        return self._differing({key: value for key, value in flatten(result.config).items()
+                                if key not in _CHOSEN and not key.startswith(_FLEET)})
 
     def reading(self, result: Result) -> tuple[str, ...]:
         """List the overrides that change what is trained."""
