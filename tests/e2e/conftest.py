@@ -3,10 +3,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.warm import Warm
 
 Anybit = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -74,10 +76,16 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "200"}
 
 
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    started = Warm(environment())
+    yield started
+    started.close()
+
+
 @pytest.fixture
-def anybit(home: Path) -> Anybit:
+def anybit(home: Path, warm: Warm) -> Anybit:
     """Run the command in the user's folder and wait for it."""
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command(*arguments), cwd=home, env=environment(), capture_output=True, text=True,
-                              timeout=300, check=False)
+        return warm.run(arguments, home, environment())
     return run
