@@ -38,6 +38,7 @@ def test_links_are_led_into_the_site_and_broken_ones_are_named() -> None:
     assert moved == ("[a](../files/results/quickstart/accuracy.csv) [b](../security.md#x) [c](../reference/errors.md) "
                      "[d](none.md) `[e](f.md)`")
     assert wanted == {"results/quickstart/accuracy.csv"}
+    assert pages.relinked("docs/deployment.md", "```sh server\nls\n```\n", set())[0] == "```sh\nls\n```\n"
     assert broken == ["docs/how-to/choose.md links to none.md, which is not there"]
 
 

@@ -1,8 +1,8 @@
 """Write requirements.lock: python tools/lock.py
 
-pip resolves what anybit[all] names under constraints.txt, for Linux x86-64 wherever it runs, without installing it, and says the
-SHA-256 of every file it would take. torch and its own companions are left out: their builds differ by platform and index (see
-SECURITY.md).
+pip resolves what anybit[all] names under constraints.txt, for Linux x86-64 wherever it runs, without installing it, and says
+the SHA-256 of every file it would take. torch and its own companions are left out: their builds differ by platform and index
+(see SECURITY.md).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def main() -> None:
     named = [r for r in project["dependencies"] if not r.startswith("torch")] + requirements(project, "all")
     platforms = [option for name in PLATFORMS for option in ("--platform", name)]
     with tempfile.TemporaryDirectory() as folder:
-        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--only-binary",
-                        ":all:", "--python-version", VERSION, *platforms, "--target", folder, "--report",
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed",
+                        "--only-binary", ":all:", "--python-version", VERSION, *platforms, "--target", folder, "--report",
                         f"{folder}/report.json", "--constraint", "constraints.txt", *named], cwd=ROOT, check=True)
         report = json.loads(Path(folder, "report.json").read_text())
     (ROOT / "requirements.lock").write_text(lock(report))

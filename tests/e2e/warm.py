@@ -1,4 +1,4 @@
-"""A process that has imported torch once and forks for every command: each command is a process of its own, seconds sooner."""
+"""A process that has imported torch once and forks for every command: each is a process of its own, seconds sooner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make the tutorial a notebook: python tools/manual/notebook_page.py writes docs/tutorials/own-model.ipynb from the page beside it."""
+"""Make the tutorial a notebook, docs/tutorials/own-model.ipynb: python tools/manual/notebook_page.py"""
 
 from __future__ import annotations
 

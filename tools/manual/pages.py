@@ -18,6 +18,8 @@ import settings_page
 ROOT = Path(__file__).parents[2]
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)(?=[)#])")
 _BLOCK = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+_WORDS = re.compile(r"^(```\w+) \w+$", re.MULTILINE)
+"""The fence of a block with a word for its test, which the generator takes for no fence."""
 OF_THE_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md",
                "SECURITY.md": "security.md"}
 """Pages outside docs/, and their place in the site."""
@@ -49,7 +51,7 @@ def relinked(page: str, text: str, made: set[str]) -> tuple[str, set[str], list[
             wanted.add(target)
         return posixpath.relpath(place, posixpath.dirname(place_of(page)) or ".")
 
-    parts = _BLOCK.split(text)
+    parts = _BLOCK.split(_WORDS.sub(r"\1", text))
     parts[::2] = [_LINK.sub(moved, part) for part in parts[::2]]
     return "".join(parts), wanted, broken
 
