@@ -168,7 +168,7 @@ class Fitted:
     """A trained model with its scores."""
 
     model: nn.Module
-    """A copy of the user's model with the server's weights, on the CPU."""
+    """A copy of the user's model with the server's weights, on the CPU, in evaluation mode."""
     steps: StepTable = field(repr=False)
     """The steps to quantize it with, of every site at every bit-width."""
     scores: dict[str, Score]
@@ -186,6 +186,13 @@ class Fitted:
         Weights are rounded; a width that quantizes activations, as "WA4", puts sites in front of the layers.
         """
         return at_width(self.model, self.steps, Width.parse(width), self.config.sites)
+
+    def evaluate(self, widths: Sequence[str], steps: StepRule | None = None) -> dict[str, Score]:
+        """Return {width: (loss, metric)} on the test set at any width; `steps`: the step rule, the run's own unless given."""
+        evaluator = build_evaluator(self.task.to(torch.device("cpu")), self.config)
+        w = {name: p.detach() for name, p in self.model.named_parameters()}
+        table = self.steps if steps is None else evaluator.finder(w, self.steps).table(steps)
+        return evaluator.score(w, table, Width.parse_all(widths))
 
     def per_client(self, width: str) -> np.ndarray:
         """Return the metric of the model at a width on each client's own training examples."""
@@ -214,19 +221,21 @@ class Fitted:
 def _fitted(task: Task, config: Config, trained: Trained) -> Fitted:
     grid = trained.evaluation["grid"][trained.evaluation["own"]] if trained.evaluation else {}
     scores = {width: Score(**score) for width, score in grid.items()}
-    return Fitted(with_weights(task.model, trained.w), trained.table.to(torch.device("cpu")),
-                  scores, trained.evaluation, trained.metrics, task, config)
+    table = replace(trained.table.to(torch.device("cpu")), sites=config.sites)
+    model = with_weights(task.model, trained.w).eval()
+    return Fitted(model, table, scores, trained.evaluation, trained.metrics, task, config)
 
 
 def evaluate(model: nn.Module, test: Any, widths: Sequence[str] = ("FP32", "W8", "W6", "W4", "W3", "W2"), *,
              steps: StepRule = "mse", calibration: Any = None, table: StepTable | None = None,
-             sites: SiteOptions = SiteOptions(), ranges: RangeOptions = RangeOptions(), pipeline: Pipeline = Pipeline(),
+             sites: SiteOptions | None = None, ranges: RangeOptions = RangeOptions(), pipeline: Pipeline = Pipeline(),
              loss: PerExample | str = cross_entropy, metric: PerExample | str | None = None,
              output: str | int | None = None) -> dict[str, Score]:
     """Return {width: (loss, metric)} of any model, quantized to each width.
 
     steps: the step rule (after training), or "table" with a `table` of your own · calibration: training inputs on which
-    activation ranges are measured, needed for widths that quantize activations · output: as in `fit`.
+    activation ranges are measured, needed for widths that quantize activations · sites: those of the table unless given ·
+    output: as in `fit`.
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model must be a torch.nn.Module, and is a {type(model).__name__}")
@@ -237,6 +246,7 @@ def evaluate(model: nn.Module, test: Any, widths: Sequence[str] = ("FP32", "W8",
         raise ConfigError(f"table is a {type(table).__name__}: give a StepTable, such as the steps of what fit returned")
     if calibration is None and any(w.activations != FLOAT for w in wanted) and table is None:
         raise DataError("widths with quantized activations need calibration=…: training inputs to measure ranges on")
+    sites = sites or (table.sites if table else None) or SiteOptions()
     examples = as_examples(*pair_of(test, "test"), "test data")
     seen = picked(examples.x, slice(1)) if calibration is None else as_inputs(calibration, "calibration")
     data = Data(examples, examples, pipeline)

@@ -195,7 +195,7 @@ def check_labels(examples: Examples, what: str, outputs: Sequence[int]) -> None:
     positions = tuple(outputs[2:])
     if examples.y.is_floating_point() or len(outputs) < 2 or examples.y.shape[1:] != positions:
         wanted = "one whole-number label per example" + (" and position" if positions else "")
-        raise DataError(f"{what}: the default loss needs {wanted}; pass your own loss, e.g. loss='mse' (outputs have shape "
+        raise DataError(f"{what}: the default loss needs {wanted}; {_instead(examples.y, outputs)} (outputs have shape "
                         f"{tuple(outputs)}, targets {tuple(examples.y.shape)})")
     classes = outputs[1]
     bad = (examples.y < 0) | (examples.y >= classes)
@@ -205,6 +205,16 @@ def check_labels(examples: Examples, what: str, outputs: Sequence[int]) -> None:
         place = bad.nonzero()[0].tolist()
         raise DataError(f"{what}: example {place[0]} has label {int(examples.y[tuple(place)])}, but the model's {classes} "
                         f"outputs allow 0…{classes - 1}")
+
+
+def _instead(y: Tensor, outputs: Sequence[int]) -> str:
+    """Say what to give for labels that are none."""
+    if y.dim() == 2 == len(outputs) and y.shape[1] == outputs[1] > 1:
+        return "if these are one-hot, give y.argmax(1); for other targets pass your own loss, e.g. loss='mse'"
+    if y.shape[1:] == (1,) and not y.is_floating_point():
+        return "give y[:, 0]"
+    kind = f"these are {str(y.dtype).removeprefix('torch.')}: classes are y.astype(int), " if y.is_floating_point() else ""
+    return f"{kind}for other targets pass your own loss, e.g. loss='mse'"
 
 
 def check_split(split: Sequence[np.ndarray], examples: int) -> None:

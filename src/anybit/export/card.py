@@ -27,7 +27,8 @@ def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "
         result = selected(called(subject.model, next(subject.test_batches(1))), subject.output)
     kinds = {2: "image-classification", 4: "image-segmentation"} if classifies(result, data.test.y[:1]) else {}
     tag = kinds.get(result.dim())
-    normalization = "" if pipeline.mean is None else \
+    scaled = ", scaled to [0, 1] (bytes / 255)" if subject.from_bytes else ""
+    normalization = scaled if pipeline.mean is None else \
         f", scaled to [0, 1], then (x − {_numbers(pipeline.mean)})/{_numbers(pipeline.std or ())} per channel"
     head = files("anybit.export").joinpath("card.md").read_text(encoding="utf-8").format(
         licence=licence, variant=subject.evaluator.variant.name,

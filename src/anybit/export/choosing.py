@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from anybit.errors import RunError
 from anybit.export.artifact import Artifact, Runtime
@@ -12,6 +13,8 @@ from anybit.export.fleet import Device, Fleet
 from anybit.export.floor import Floor
 from anybit.export.reference import metric, outputs, reference
 from anybit.federated.metrics import meaning
+from anybit.files.reading import read_json
+from anybit.files.verification import EXPORT
 from anybit.files.writing import writing
 from anybit.quant.grid import Width
 
@@ -34,8 +37,18 @@ class Exports:
             raise RunError("; ".join(self.refused.values()))
 
 
+def check_folder(folder: Path) -> None:
+    """Raise if a folder has a README.md or export.json that no export wrote: it would be replaced."""
+    report = read_json(folder / EXPORT) if (folder / EXPORT).is_file() else None
+    ours = isinstance(report, dict) and "artifacts" in report
+    for name in () if ours else (EXPORT, "README.md"):
+        if (folder / name).exists():
+            raise RunError(f"{folder / name} is not of an export, and would be replaced: choose another folder")
+
+
 def export_widths(exporter: Exporter, widths: Sequence[Width], runtime: Runtime) -> Exports:
     """Export every width that is above the floor; raise if none is."""
+    check_folder(exporter.folder)
     refused = {str(width): why for width in widths if (why := exporter.floor.refusal(width))}
     exports = Exports(refused=refused)
     if len(refused) == len(widths):
@@ -46,6 +59,7 @@ def export_widths(exporter: Exporter, widths: Sequence[Width], runtime: Runtime)
 
 def export_fleet(exporter: Exporter, fleet: Fleet, own: Sequence[Width]) -> Exports:
     """Export what each device of a fleet gets; raise if none gets anything. own: the widths where a device names none."""
+    check_folder(exporter.folder)
     exports, devices, tried = Exports(), [], dict[tuple[str, Runtime], Artifact]()
     for device in fleet.device:
         problems = dict[str, str]()

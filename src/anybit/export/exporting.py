@@ -76,6 +76,8 @@ class Exporter:
         pipeline = self.subject.data.pipeline
         metadata = {"mean": str(list(pipeline.mean or ())),
                     "std": str(list(pipeline.std or ())), "classes": ",".join(self.subject.data.class_names)}
+        if self.subject.from_bytes and pipeline.mean is None:
+            metadata["scale"] = "1/255"
         return OnnxExporter(self.subject, self.options.opset, self.options.signed, self.options.exact,
                             self.options.operators == "matmulnbits", metadata)
 

@@ -90,6 +90,11 @@ class Subject:
         return self.evaluator.images
 
     @property
+    def from_bytes(self) -> bool:
+        """Whether the data are bytes, of which the model sees 1/255."""
+        return isinstance(self.data.test.x, Tensor) and self.data.test.x.dtype == torch.uint8
+
+    @property
     def output(self) -> str | int | None:
         """Key or position of the model's output, where it returns several."""
         return self.evaluator.output

@@ -29,7 +29,7 @@ def verify(path: Path, key: Any = None) -> States:
     key: a public key; each manifest, or the file itself, must then be signed with the private one.
     """
     if path.is_file():
-        return {path.name: _tensors(path), **_signature(path, key)}
+        return {path.name: _file(path), **_signature(path, key)}
     states: States = {}
     for part in roots(path):
         prefix = "" if part.parent == path else f"{part.parent.relative_to(path)}/"
@@ -75,6 +75,15 @@ def _export(folder: Path) -> States:
         same = content is not None and hashlib.sha256(content).hexdigest() == known.get(name)
         states[name] = "unknown" if name not in known else "missing" if content is None else "ok" if same else "damaged"
     return states
+
+
+def _file(path: Path) -> State:
+    """Compare a file with the digest of the export that it lies in, or with the one that a file of tensors holds itself."""
+    if path.suffix == ".safetensors":
+        return _tensors(path)
+    if (path.parent / EXPORT).is_file() and path.name != EXPORT:
+        return _export(path.parent)[path.name]
+    raise RunError(f"{path} holds no digest of its own: give the folder of the run, sweep or export")
 
 
 def _names(folder: Path) -> list[str]:

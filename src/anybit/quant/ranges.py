@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from torch.nn.functional import pad
 
 from anybit.errors import RunError
 from anybit.quant.grid import BITS, GridName, bounds, ends, levels, limits, rescaled
+
+if TYPE_CHECKING:
+    from anybit.quant.sites import SiteOptions
 
 RangeRule = Literal["minmax", "cover", "mse", "lsq", "rms"]
 """minmax: (2^b−1)·Δ_b = max − min · cover: the smallest Δ_b that clips nothing · mse: least squared error ·
@@ -151,6 +154,8 @@ class StepTable:
     steps: Mapping[str, Tensor]
     start_rms: Mapping[str, Tensor] = field(default_factory=dict)
     """Root mean square at the start of every weight whose step sizes follow it; `steps` are those of the start."""
+    sites: SiteOptions | None = field(default=None, repr=False)
+    """The sites and grids of a trained run, for which alone its step sizes are right; none: not said."""
 
     def by_rule(self, base: int, grids: Mapping[str, GridName]) -> StepTable:
         """Return the table that keeps the ranges of the step sizes at `base` bits (see `rescaled`)."""
@@ -160,11 +165,12 @@ class StepTable:
 
     def merged(self, other: StepTable) -> StepTable:
         """Return this table with the sites of `other` added or replaced."""
-        return StepTable({**self.steps, **other.steps}, {**self.start_rms, **other.start_rms})
+        return StepTable({**self.steps, **other.steps}, {**self.start_rms, **other.start_rms}, self.sites)
 
     def to(self, device: torch.device) -> StepTable:
-        return StepTable(*({site: values.to(device) for site, values in part.items()}
-                           for part in (self.steps, self.start_rms)))
+        steps, start_rms = ({site: values.to(device) for site, values in part.items()}
+                            for part in (self.steps, self.start_rms))
+        return StepTable(steps, start_rms, self.sites)
 
     def to_json(self) -> dict[str, dict[str, Any]]:
         """Return {site: {bits: step size, or a list per channel}}; float32 values survive the round trip exactly."""

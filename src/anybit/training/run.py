@@ -64,13 +64,14 @@ class Run:
         return replace(build_task(self.config, self._trusted), split=self.folder.split())
 
     def model(self) -> nn.Module:
-        """Return the trained model."""
+        """Return the trained model, in evaluation mode."""
         model = self._model if self._model is not None else self.task().model
-        return with_weights(model, self.folder.model())
+        return with_weights(model, self.folder.model()).eval()
 
     def steps(self, kind: Kind | None = None) -> StepTable:
         """Return the step sizes to quantize the model with, at every bit-width: of every site, or of those of a kind."""
-        return StepTable.from_json(self.folder.steps(), step_shapes(self.model(), self.config.sites, kind))
+        table = StepTable.from_json(self.folder.steps(), step_shapes(self.model(), self.config.sites, kind))
+        return replace(table, sites=self.config.sites)
 
     def evaluate(self, widths: Sequence[str], steps: StepRule | None = None) -> dict[str, Score]:
         """Return {width: (loss, metric)} on the run's test set; `steps`: the step rule, the training's own unless given."""
@@ -127,7 +128,7 @@ def check_named(folder: RunFolder, config: Config) -> None:
     if OBJECT in (config.data.name, config.model.name, config.variant.name):
         then = f"continue it with anybit.fit(…, path='{folder.path}', resume=True)"
         if folder.finished:
-            then = "use what fit returned, or anybit.evaluate(run.model(), test, steps='table', table=run.steps())"
+            then = f"anybit.fit(…, path='{folder.path}', resume=True) returns it at once, to evaluate and to export"
         raise RunError(f"{folder.path} was trained from Python objects, which a folder does not hold: {then}")
 
 

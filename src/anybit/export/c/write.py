@@ -83,7 +83,8 @@ def _header(program: Program, name: str, known: Mapping[str, object]) -> str:
         "name": name, "NAME": name.upper(), "width": str(program.width), "version": version("anybit") or "",
         "INPUT": images[0].numel(), "input_shape": _numbers(images.shape[1:]), "OUTPUT": program.output.size,
         "output_shape": _numbers(program.output.shape[1:] or (1,)),
-        "normalization": "; scaled to [0, 1], then (x - MEAN) / STD per channel" if constants else "",
+        "normalization": "; scaled to [0, 1], then (x - MEAN) / STD per channel" if constants
+                         else "; scaled to [0, 1] (bytes / 255)" if program.subject.from_bytes else "",
         "mean_std": "".join(f"#define ANYBIT_{name.upper()}_{key} {{{', '.join(map(number, values))}}}\n"
                             for key, values in constants.items())}
     text = files("anybit.export.c").joinpath("kernels", "model.h").read_text(encoding="utf-8")
