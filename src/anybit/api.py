@@ -188,7 +188,7 @@ class Fitted:
         return at_width(self.model, self.steps, Width.parse(width), self.config.sites)
 
     def evaluate(self, widths: Sequence[str], steps: StepRule | None = None) -> dict[str, Score]:
-        """Return {width: (loss, metric)} on the test set at any width; `steps`: the step rule, the run's own unless given."""
+        """Return {width: (loss, metric)} on the test set, any width; `steps`: the step rule, the run's own unless given."""
         evaluator = build_evaluator(self.task.to(torch.device("cpu")), self.config)
         w = {name: p.detach() for name, p in self.model.named_parameters()}
         table = self.steps if steps is None else evaluator.finder(w, self.steps).table(steps)
