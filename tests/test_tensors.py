@@ -61,7 +61,7 @@ def test_lying_headers_are_refused_before_anything_is_allocated(tmp_path: Path, 
         load(tmp_path / "t")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.binary(max_size=300))
 def test_no_bytes_crash_the_reader(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x").write_bytes(content)

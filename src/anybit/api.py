@@ -49,6 +49,7 @@ from anybit.training.course import Callback, Progress, Watch
 from anybit.training.evaluation import Evaluator, Score, build_evaluator
 from anybit.training.identity import qualified_name
 from anybit.training.loop import Simulation, begin, train
+from anybit.training.machine import computing
 from anybit.training.opening import open_run
 from anybit.training.per_client import per_client
 from anybit.training.progress_line import ProgressLine
@@ -189,16 +190,18 @@ class Fitted:
 
     def evaluate(self, widths: Sequence[str], steps: StepRule | None = None) -> dict[str, Score]:
         """Return {width: (loss, metric)} on the test set, any width; `steps`: the step rule, the run's own unless given."""
-        evaluator = build_evaluator(self.task.to(torch.device("cpu")), self.config)
-        w = {name: p.detach() for name, p in self.model.named_parameters()}
-        table = self.steps if steps is None else evaluator.finder(w, self.steps).table(steps)
-        return evaluator.score(w, table, Width.parse_all(widths))
+        with computing(self.config):
+            evaluator = build_evaluator(self.task.to(torch.device("cpu")), self.config)
+            w = {name: p.detach() for name, p in self.model.named_parameters()}
+            table = self.steps if steps is None else evaluator.finder(w, self.steps).table(steps)
+            return evaluator.score(w, table, Width.parse_all(widths))
 
     def per_client(self, width: str) -> np.ndarray:
         """Return the metric of the model at a width on each client's own training examples."""
         task = self.task.to(torch.device("cpu"))
         w = {name: p.detach() for name, p in self.model.named_parameters()}
-        return per_client(build_evaluator(task, self.config), w, self.steps, Width.parse(width), task.split)
+        with computing(self.config):
+            return per_client(build_evaluator(task, self.config), w, self.steps, Width.parse(width), task.split)
 
     def export(self, out: str | Path, widths: Sequence[str] = ("W8", "W4", "W2"),
                runtime: Literal["onnx", "executorch", "archive", "c"] = "onnx",

@@ -8,7 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
-import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -34,13 +34,13 @@ def run(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("text", [f"{DEEP} = 1", f"[{DEEP}]", f"x = {{{DEEP} = 1}}", '"a" . ' * 16_000 + "a = 1",
                                   f"x = {{y = '''a'''', {DEEP} = 1}}", f'x = {{y = """a""""", {DEEP} = 1}}',
                                   f"x = \"#\" # '\n{DEEP} = 1"])
-def test_a_long_dotted_key_is_refused_at_once(tmp_path: Path, text: str) -> None:
+def test_a_long_dotted_key_never_reaches_the_parser(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose time grows with the square of the parts."""
     (tmp_path / "recipe.toml").write_text(text)
-    start = time.process_time()
+    monkeypatch.setattr(tomllib, "loads", None)
     with pytest.raises(ConfigError, match="a key has more than 16 parts"):
         load(str(tmp_path / "recipe.toml"))
     assert parse_override(f"a={{{DEEP}=1}}") == {"a": f"{{{DEEP}=1}}"}
-    assert time.process_time() - start < 1
 
 
 def test_text_with_many_dots_is_no_key(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_damaged_files_are_read_or_refused(name: str, home: Path) -> None:
     assert found.refused > 0
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_any_seed_damages_an_archive_harmlessly(seed: int, home: Path) -> None:
     (home / "export").mkdir(exist_ok=True)
