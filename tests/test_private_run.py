@@ -23,7 +23,6 @@ from anybit.sweeps.results import read_results
 from anybit.training.reading import RunRecord
 from tests.unrecorded import unrecorded
 
-pytest.importorskip("dp_accounting", reason="needs the extra privacy")
 ROOT = Path(__file__).parents[1]
 PRIVACY = anybit.PrivacyOptions(clip=0.3, noise=1.0, sampling="poisson", delta=1e-3)
 

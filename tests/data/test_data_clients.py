@@ -32,7 +32,7 @@ class Items(Dataset[Any]):
 
 
 def test_every_form_gives_the_run_of_the_arrays(mlp: nn.Module, clients: list[Arrays], held_out: Arrays) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
 
     def weights(given: Any, test: Any) -> list[Tensor]:
         fitted = anybit.fit(mlp, given, test, rounds=2, cohort=3, engine="sequential", device="cpu")
@@ -66,15 +66,17 @@ def test_parts_of_an_items_input_are_stacked_each() -> None:
 
 
 def test_images_become_bytes_with_the_channel_first() -> None:
-    image = pytest.importorskip("PIL.Image")
+    from PIL import Image
+
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
-    x, _ = pair_of(Items((image.fromarray(pixels), 0), (image.fromarray(pixels), 1)), "client 0")
+    x, _ = pair_of(Items((Image.fromarray(pixels), 0), (Image.fromarray(pixels), 1)), "client 0")
     assert x.dtype == torch.uint8
     assert torch.equal(x[0], torch.from_numpy(pixels).permute(2, 0, 1))
 
 
 def test_by_client_parts_arrays_and_data_sets_alike() -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     x, y, ids = np.arange(5), np.array([0, 1, 0, 1, 1]), ["b", "a", "b", "c", "a"]
     whole = datasets.Dataset.from_dict({"x": x, "y": y})
     for given in (anybit.by_client(x, y, ids), anybit.by_client(Items(*zip(x, y, strict=True)), ids),

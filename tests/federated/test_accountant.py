@@ -30,11 +30,6 @@ def renyi(q: float, noise: float, a: int) -> float:
     return (top + math.log(sum(math.exp(t - top) for t in terms))) / (a - 1)
 
 
-@pytest.fixture(autouse=True)
-def library() -> None:
-    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
-
-
 @pytest.mark.parametrize(("noise", "rounds"), [(1.0, 1), (4.0, 1), (4.0, 20)])
 def test_without_sampling_it_is_the_gaussian_mechanism(noise: float, rounds: int) -> None:
     books = accountant(poisson(noise, 1e-5), 10, 10)  # q = 1

@@ -28,8 +28,6 @@ from anybit.training.loop import begin
 from anybit.training.task import Task
 from tests.trainings import begun, to_end, trained
 
-pytest.importorskip("dp_accounting", reason="needs the extra privacy")
-
 SGD = ServerOptions(optimizer="sgd", lr=1.0)
 CENTRAL = PrivacyOptions(clip=0.5, noise=0.7)
 POISSON = replace(CENTRAL, sampling="poisson")

@@ -26,6 +26,7 @@ from anybit.training.course import Watch
 from anybit.training.machine import computing
 from anybit.training.opening import OpenRun
 from anybit.training.task import Trained
+from tests.trainings import trained
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
@@ -147,6 +148,16 @@ def fleet(config: Config, grid: LocalGrid, messages: list[str] | None = None) ->
     devices = Devices(grid, config, task.variant.sites, say)
     devices.exchange.clock, devices.exchange.sleep = lambda: grid.now, grid.sleep
     return FleetRun(fleet_computation(task, config, devices), devices, Watch(say))
+
+
+def here_and_there(*overrides: str) -> tuple[Trained, Trained]:
+    """Train with the sequential engine and on a fleet of four, whose weights are the same."""
+    config = small(*overrides)
+    here = trained(build_task(config, ["anybit_test_models"]), config)
+    there = fleet(config, LocalGrid(nodes(4))).train()
+    for name, expected in here.w.items():
+        torch.testing.assert_close(there.w[name], expected, rtol=0, atol=1e-6)
+    return here, there
 
 
 def listening(devices: Devices, log: list[dict[str, Any]]) -> None:

@@ -10,8 +10,7 @@ import torch
 import anybit
 from anybit.errors import ConfigError
 from anybit.training.build import build_task
-from tests.fleet.conftest import LocalGrid, fleet, nodes, small
-from tests.trainings import trained
+from tests.fleet.conftest import LocalGrid, fleet, here_and_there, nodes, small
 
 
 @pytest.mark.usefixtures("own_models")
@@ -19,11 +18,7 @@ from tests.trainings import trained
     ["client.momentum=0.9", "client.local_steps=3", "client.schedule=linear"],
     ["client.optimizer=adamw", "client.lr=0.01", "client.weight_decay=0.1", "client.prox=0.5"]], ids=" ".join)
 def test_devices_train_as_the_sequential_engine(overrides: list[str]) -> None:
-    config = small(*overrides)
-    here = trained(build_task(config, ["anybit_test_models"]), config)
-    there = fleet(config, LocalGrid(nodes(4))).train()
-    for name, expected in here.w.items():
-        torch.testing.assert_close(there.w[name], expected, rtol=0, atol=1e-6)
+    here, there = here_and_there(*overrides)
     assert [m["loss"] for m in there.metrics] == pytest.approx([m["loss"] for m in here.metrics], abs=1e-5)
 
 

@@ -166,17 +166,23 @@ def keyed(devices: dict[int, dict[str, Any]], listed: dict[int, Listed]) -> tupl
     return KeyedGrid(devices, keys={client: pem(key) for client, key in keys.items()}), lambda: known
 
 
+def with_registry(grid: KeyedGrid, known: Any) -> list[dict[str, Any]]:
+    """Train a round with the listed devices; return what happened to them."""
+    log = list[dict[str, Any]]()
+    run = fleet(small("rounds=1", "cohort=3"), grid)
+    run.devices.roster.registry = known
+    listening(run.devices, log)
+    run.train()
+    return log
+
+
 @pytest.mark.parametrize(("claim", "reason"), [
     ({"partition-id": 0, "bits": 4}, "it claims to be client 0 with width W4, role train, but its key is that of client 3"),
     ({"bits": 8}, "client 3 with width W8, role train, but its key is that of client 3 with width W4, role train"),
     ({}, "with width any"), ({"bits": 4, "role": "inference"}, "role inference, but its key is")])
 def test_m4_a_key_is_one_client_with_its_width_and_role(claim: dict[str, Any], reason: str) -> None:
     grid, known = keyed({**nodes(3, bits=4), 3: claim}, {client: Listed("", client, "4") for client in range(4)})
-    log = list[dict[str, Any]]()
-    run = fleet(small("rounds=1", "cohort=3"), grid)
-    run.devices.roster.registry = known
-    listening(run.devices, log)
-    run.train()
+    log = with_registry(grid, known)
     (refused,) = [entry for entry in log if entry["event"] == "refused"]
     assert (refused["node"], reason in refused["reason"]) == (103, True), refused
     assert sorted(entry["client"] for entry in log if entry["event"] == "device") == [0, 1, 2]
@@ -186,12 +192,7 @@ def test_m4_a_key_that_is_not_listed_is_refused_by_name(tmp_path: Path) -> None:
     grid, known = keyed(nodes(4), {client: Listed("", client) for client in range(3)})
     serve(grid, small("rounds=1", "cohort=3"), tmp_path / "run", ["anybit_test_models"], 0, known)
     grid.asked.clear()
-    log = list[dict[str, Any]]()
-    run = fleet(small("rounds=1", "cohort=3"), grid)
-    run.devices.roster.registry = known
-    listening(run.devices, log)
-    run.train()
-    (refused,) = [entry for entry in log if entry["event"] == "refused"]
+    (refused,) = [entry for entry in with_registry(grid, known) if entry["event"] == "refused"]
     assert "it claims to be client 3, but its key is not in devices.toml" in refused["reason"]
     assert ("train", 3) not in grid.asked
 

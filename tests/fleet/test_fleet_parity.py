@@ -12,12 +12,10 @@ from anybit.config import from_recipe
 from anybit.federated.cohort import build_cohort
 from anybit.fleet.training import FleetRounds
 from anybit.quant.grid import FLOAT
-from anybit.training.build import build_task
 from anybit.training.course import Training
 from anybit.training.run import Run
 from anybit.training.run_folder import RunFolder
-from tests.fleet.conftest import SMALL, LocalGrid, fleet, listening, nodes, small
-from tests.trainings import trained
+from tests.fleet.conftest import SMALL, LocalGrid, fleet, here_and_there, listening, nodes, small
 
 
 @pytest.mark.usefixtures("own_models")
@@ -31,11 +29,7 @@ from tests.trainings import trained
      "fleet.calibration=server"]],
     ids=lambda overrides: " ".join(overrides) or "mqat")
 def test_the_server_model_is_that_of_the_sequential_engine(overrides: list[str]) -> None:
-    config = small(*overrides)
-    here = trained(build_task(config, ["anybit_test_models"]), config)
-    there = fleet(config, LocalGrid(nodes(4))).train()
-    for name, expected in here.w.items():
-        torch.testing.assert_close(there.w[name], expected, rtol=0, atol=1e-6)
+    here, there = here_and_there(*overrides)
     assert [m["loss"] for m in there.metrics] == pytest.approx([m["loss"] for m in here.metrics], abs=1e-5)
     own = here.evaluation["own"]
     for width, score in here.evaluation["grid"][own].items():
