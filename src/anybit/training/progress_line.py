@@ -31,6 +31,8 @@ class ProgressLine(Callback):
         text = text[:shutil.get_terminal_size().columns - 1]
         print("\r" + text.ljust(self.width), end="", file=sys.stderr, flush=True)
         self.width = len(text)
+        if training.ended:
+            self.close()
 
     def close(self) -> None:
         """End the line."""
