@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class AnybitError(Exception):
@@ -88,6 +88,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else "known: " + ", ".join(names)
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Write "'a', 'b', 'c' and 12 more": the first few names, and how many others there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(f"'{name}'" for name in names[:most]) + more
 
 
 def at_least(least: float, **values: float | None) -> None:
