@@ -17,7 +17,7 @@ from anybit.files.safetensors import to_bytes
 from anybit.files.verification import EXPORT
 from anybit.schema import read
 
-_UNKNOWN = dict.fromkeys(("evaluation", "reference", "artifact", "agreement", "control"), math.nan)
+_NUMBERS = ("evaluation", "reference", "artifact", "agreement", "control")
 
 
 def model_digest(subject: Subject) -> str:
@@ -40,9 +40,8 @@ def earlier_artifacts(folder: Path, model: str, now: Sequence[Artifact]) -> list
 def _artifact(entry: Any) -> Artifact | None:
     try:
         fields = {key: value for key, value in entry.items() if key not in ("verdict", "rejected")}
-        verdict = Verdict(**{**_UNKNOWN, **entry["verdict"]})
-        numbers = [float(getattr(verdict, name)) for name in _UNKNOWN]
-        artifact: Artifact = read(Artifact, {**fields, "verdict": verdict._replace(**dict(zip(_UNKNOWN, numbers, strict=True)))})
+        numbers = {name: float(entry["verdict"].get(name, math.nan)) for name in _NUMBERS}
+        artifact: Artifact = read(Artifact, {**fields, "verdict": Verdict(**{**entry["verdict"], **numbers})})
     except (AnybitError, AttributeError, KeyError, TypeError, ValueError):  # of another version, or edited
         return None
     return artifact

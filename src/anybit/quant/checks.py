@@ -95,9 +95,9 @@ def _in_training(modules: Mapping[str, nn.Module]) -> Iterator[str]:
                    "nn.Dropout")
         else:
             trained = any(getattr(modules[name], "num_batches_tracked", None) for name in names)
-            yield (f"{layers} {listed(names)} {be} {kind.__name__} in training, whose running statistics do not federate: use "
-                   "anybit.replace_batchnorm(model, groups=2)"
-                   + (f", or keep the statistics of an earlier training with .eval() on {'it' if len(names) == 1 else 'each'}" if trained else ""))
+            keep = ", or keep the statistics of an earlier training with .eval() on them" if trained else ""
+            yield (f"{layers} {listed(names)} {be} {kind.__name__} in training, whose running statistics do not federate: "
+                   f"use anybit.replace_batchnorm(model, groups=2){keep}")
 
 
 def _of_layer(name: str, module: nn.Module, kind: LayerKind) -> Iterator[str]:

@@ -33,9 +33,9 @@ def warn_of_chance(training: Training, scores: Mapping[str, Mapping[str, float]]
     if best > 100 * (share + 2 * math.sqrt(share * (1 - share) / len(labels))):
         return
     where = f"{training.folder.path}: " if training.folder else ""
-    rates = "too high" if loss > math.log(len(counts)) else "too high or too low"
+    rates = "too high" if loss > 1.1 * math.log(len(counts)) else "too high or too low"
     private = ", privacy.noise" if config.privacy.private else ""
-    warnings.warn(f"{where}nothing is learned after {training.round} rounds: the accuracy is at best {best:.2f} ({width}, loss "
-                  f"{loss:.3g}), and the most frequent class alone gives {100 * share:.2f}; the usual causes are client.lr (now "
-                  f"{config.client.lr}) or server.lr (now {config.server.rate(config.rounds)}) {rates}{private}, inputs that "
-                  "are not scaled, and labels that do not belong to them", AnybitWarning, stacklevel=2)
+    warnings.warn(f"{where}nothing is learned after {training.round} rounds: the accuracy is at best {best:.2f} ({width}, "
+                  f"loss {loss:.3g}), and the most frequent class alone gives {100 * share:.2f}; the usual causes are "
+                  f"client.lr (now {config.client.lr}) or server.lr (now {config.server.rate(config.rounds)}) {rates}"
+                  f"{private}, inputs that are not scaled, and labels that are not theirs", AnybitWarning, stacklevel=2)

@@ -36,8 +36,8 @@ def unscaled(x: Tensor) -> str:
     high, size = float(x.max()), float(x.double().square().mean().sqrt())
     if float(x.min()) >= 0 and LARGE < high <= 255 and (x.dim() > 2 or bool((x == x.round()).all())):
         return "look like 0…255: divide them by 255, or give uint8, which is scaled"
-    return "" if size <= LARGE else (f"are large (root mean square {size:.3g}), and models learn from values of about 1: scale "
-                                     "them, e.g. with pipeline=anybit.Pipeline(mean, std)")
+    return "" if size <= LARGE else (f"are large (root mean square {size:.3g}), and models learn from values of about 1: "
+                                     "scale them, e.g. with pipeline=anybit.Pipeline(mean, std)")
 
 
 def _reaches_a_layer(model: nn.Module, sites: SiteOptions, inputs: Inputs, x: Tensor) -> bool:
