@@ -62,6 +62,8 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     ("a single layer", lambda: fit(model=nn.Linear(4, 3)), "wrap it, as in nn.Sequential"),
     ("nothing to quantize", lambda: fit(model=nn.Sequential(nn.Flatten())), "no conv or linear layer"),
     ("other inputs", lambda: fit(model=nn.Sequential(nn.Linear(5, 3))), "does not take inputs of shape (1, 4)"),
+    ("code by its name", lambda: fit(loss="losses:own"), "import it, and give the function itself"),
+    ("a file for a folder", lambda: fit(path="/dev/null/run"), "choose another folder with path=…"),
     ("channels last", lambda: fit_cnn((8, 8, 3), (8, 8, 3)), "channels last? give x.transpose(0, 3, 1, 2)"),
     ("channels last, normalized", lambda: fit_cnn((8, 8, 3), (8, 8, 3), pipeline=anybit.Pipeline((0.5,) * 3, (0.2,) * 3)),
      "channels last? give x.transpose(0, 3, 1, 2)"),

@@ -14,7 +14,7 @@ from anybit.export.artifact import Artifact, Runtime
 from anybit.export.bench import Cost
 from anybit.export.card import model_card
 from anybit.export.earlier import earlier_artifacts, model_digest
-from anybit.export.exporting import WHERE, Exporter
+from anybit.export.exporting import Exporter, where
 from anybit.export.fleet import Fleet, expected
 from anybit.export.reference import metric, outputs, reference
 from anybit.federated.metrics import Meaning, meaning
@@ -54,7 +54,7 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, 
     files = [exporter.folder / name for name in names]
     report["sha256"] = {**{path.name: hashlib.sha256(read_bytes(path)).hexdigest() for path in files},
                         "README.md": hashlib.sha256(card).hexdigest()}
-    with writing(exporter.folder / "export.json", WHERE):
+    with writing(exporter.folder / "export.json", where()):
         write_json(exporter.folder / "export.json", report)
         write_bytes(exporter.folder / "README.md", card)
     return report

@@ -100,7 +100,7 @@ def check_functions(task: Task, config: Config) -> None:
         batch = examples.rows(few)
         with _taking(task.model, batch.x, task.data.train.x):
             inputs = task.data.pipeline(batch.x)
-        with _taking(task.model, inputs, task.data.train.x):
+        with _taking(task.model, inputs, task.data.pipeline(picked(task.data.train.x, slice(1)))):
             outputs = _outputs(task.model, config.sites, inputs, task.output)
         if len(outputs) != len(few):
             raise ModelError(f"the model gives outputs of shape {tuple(outputs.shape)} for {len(few)} examples: the first "
