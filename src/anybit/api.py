@@ -42,6 +42,7 @@ from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions, all_parameters
 from anybit.schema import plain, read
 from anybit.tensors import picked
+from anybit.training import run
 from anybit.training.build import loss_and_metric
 from anybit.training.callbacks import EachRound
 from anybit.training.checks import check_outputs
@@ -54,7 +55,6 @@ from anybit.training.opening import open_run
 from anybit.training.per_client import per_client
 from anybit.training.progress_line import ProgressLine
 from anybit.training.records import promise
-from anybit.training.run import with_weights
 from anybit.training.stopping import stoppable
 from anybit.training.task import Task, Trained
 
@@ -221,17 +221,34 @@ class Fitted:
         """
         from anybit.export.fitted import export_fitted
 
-        if runtime not in ("onnx", "executorch", "archive", "c"):
-            raise ConfigError(f"runtime {runtime!r}: use 'onnx', 'executorch', 'archive' or 'c'")
+        _check_runtime(runtime)
         return export_fitted(self.model, self.steps, self.task, self.config, Path(out), Width.parse_all(widths), runtime,
                              min_accuracy, promise(self.evaluation))
+
+
+class Run(run.Run):
+    """A run folder, opened."""
+
+    def export(self, out: str | Path | None = None, widths: Sequence[str] = ("W8", "W4", "W2"),
+               runtime: Literal["onnx", "executorch", "archive", "c"] = "onnx",
+               min_accuracy: float | None = None) -> list[Artifact]:
+        """Write an artifact per width, as `Fitted.export`; `out`: if not given, the folder `export` of the run."""
+        from anybit.export.fitted import export_run
+
+        _check_runtime(runtime)
+        return export_run(self, None if out is None else Path(out), Width.parse_all(widths), runtime, min_accuracy)
+
+
+def _check_runtime(runtime: str) -> None:
+    if runtime not in ("onnx", "executorch", "archive", "c"):
+        raise ConfigError(f"runtime {runtime!r}: use 'onnx', 'executorch', 'archive' or 'c'")
 
 
 def _fitted(task: Task, config: Config, trained: Trained) -> Fitted:
     grid = trained.evaluation["grid"][trained.evaluation["own"]] if trained.evaluation else {}
     scores = {width: Score(**score) for width, score in grid.items()}
     table = replace(trained.table.to(torch.device("cpu")), sites=config.sites)
-    model = with_weights(task.model, trained.w).eval()
+    model = run.with_weights(task.model, trained.w).eval()
     return Fitted(model, table, scores, trained.evaluation, trained.metrics, task, config)
 
 
