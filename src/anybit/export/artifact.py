@@ -70,7 +70,7 @@ class Artifact:
 
 
 def no_smaller(artifacts: Sequence[Artifact]) -> list[str]:
-    """Say which artifacts are no smaller than one of more bits: of a tiny model, unpacking weights takes more than they do."""
+    """Say which artifacts are no smaller than one of more bits: what unpacks the weights of a tiny model is larger."""
     said, kept = list[str](), [(Width.parse(a.width), a) for a in artifacts if not a.rejected]
     for width, a in kept:
         wider = [b for other, b in kept if b.runtime == a.runtime and FLOAT > other.weights > width.weights
