@@ -18,12 +18,12 @@ Y = np.arange(24) % 3
 NOTHING, FLAG = np.zeros((30, 4), np.float32), np.eye(3, 4, dtype=np.float32)[np.arange(30) % 3]
 
 
-def fit(x: Any, y: Any = Y, model: nn.Module | None = None, rounds: int = 1, **given: Any) -> list[str]:
+def fit(x: Any, y: Any = Y, model: nn.Module | None = None, rounds: int = 1, test: Any = None, **given: Any) -> list[str]:
     """Return the warnings of a training."""
     model = model or nn.Sequential(nn.Flatten(), nn.Linear(x[0].size, 3))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        anybit.fit(model, [(x, y)], (x, y), rounds=rounds, **given)
+        anybit.fit(model, [(x, y)], test or (x, y), rounds=rounds, **given)
     return [str(warning.message) for warning in said if issubclass(warning.category, anybit.AnybitWarning)]
 
 
@@ -54,9 +54,19 @@ def test_scaled_inputs_are_not_spoken_of(x: np.ndarray, given: dict[str, Any]) -
 def test_a_training_that_ends_at_chance_names_the_usual_causes() -> None:
     said = fit(NOTHING, np.arange(30) % 3, rounds=20)
     assert len(said) == 1
-    assert "nothing is learned after 20 rounds" in said[0]
-    assert "the most frequent class alone gives 33.33" in said[0]
+    assert said[0].startswith("after 20 rounds the accuracy is at best 33.33 ")
+    assert "the most frequent class alone gives 33.33: nothing is learned; the usual causes are " in said[0]
     assert "client.lr (now 0.05) or server.lr (now 0.01) too high or too low" in said[0]
+
+
+def test_clients_that_learned_something_else_point_at_the_test_set() -> None:
+    """The test set numbers its labels in another order."""
+    torch.manual_seed(0)
+    labels = np.arange(30) % 3
+    said = fit(FLAG, labels, test=(FLAG, (labels + 1) % 3), rounds=40, server=anybit.ServerOptions(lr=0.1),
+               variant=anybit.baseline())
+    assert len(said) == 1
+    assert "so look at the test set" in said[0]
 
 
 def test_short_trials_and_models_that_learn_are_not_spoken_of() -> None:

@@ -22,7 +22,7 @@ def warn_of_chance(training: Training, scores: Mapping[str, Mapping[str, float]]
 
     Guesses scatter: a share p of N examples by √(p(1 − p)/N), of which two do not count as better.
     """
-    task, config = training.computation.task, training.config
+    task = training.computation.task
     labels = task.data.test.y
     _, counts = torch.unique(labels[labels != IGNORED], return_counts=True)
     if training.round < ROUNDS or task.metric is not accuracy or len(counts) < 2:
@@ -33,9 +33,18 @@ def warn_of_chance(training: Training, scores: Mapping[str, Mapping[str, float]]
     if best > 100 * (share + 2 * math.sqrt(share * (1 - share) / len(labels))):
         return
     where = f"{training.folder.path}: " if training.folder else ""
-    rates = "too high" if loss > 1.1 * math.log(len(counts)) else "too high or too low"
+    warnings.warn(f"{where}after {training.round} rounds the accuracy is at best {best:.2f} ({width}, loss {loss:.3g}), and "
+                  f"the most frequent class alone gives {100 * share:.2f}: {_causes(training, loss, math.log(len(counts)))}",
+                  AnybitWarning, stacklevel=2)
+
+
+def _causes(training: Training, loss: float, guess: float) -> str:
+    """Name what usually is behind it; guess: the loss ln C of one who knows nothing of C classes."""
+    config, on_clients = training.config, training.metrics[-1].get("loss") if training.metrics else None
+    if on_clients is not None and on_clients < guess / 2:
+        return (f"the clients' own loss is {on_clients:.3g}, so look at the test set (are its inputs scaled and its labels "
+                "numbered as theirs?), or give more examples")
+    rates = "too high" if loss > 1.1 * guess else "too high or too low"
     private = ", privacy.noise" if config.privacy.private else ""
-    warnings.warn(f"{where}nothing is learned after {training.round} rounds: the accuracy is at best {best:.2f} ({width}, "
-                  f"loss {loss:.3g}), and the most frequent class alone gives {100 * share:.2f}; the usual causes are "
-                  f"client.lr (now {config.client.lr}) or server.lr (now {config.server.rate(config.rounds)}) {rates}"
-                  f"{private}, inputs that are not scaled, and labels that are not theirs", AnybitWarning, stacklevel=2)
+    return (f"nothing is learned; the usual causes are client.lr (now {config.client.lr}) or server.lr (now "
+            f"{config.server.rate(config.rounds)}) {rates}{private}, inputs that are not scaled, and labels of others")
