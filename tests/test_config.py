@@ -141,7 +141,7 @@ def test_code_outside_anybit_needs_permission(tmp_path: Path, monkeypatch: pytes
         "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, hidden), torch.nn.Linear(hidden, 10))\n")
     monkeypatch.chdir(tmp_path)
     config = from_recipe("quickstart/mqat", ["model.name=my_models:tiny", "model.hidden=6"])
-    with pytest.raises(ConfigError, match="allow it with --import my_models"):
+    with pytest.raises(ConfigError, match=r"allow it with trusted=\['my_models'\]"):
         build_task(config)
     assert build_task(config, ["my_models"]).model[1].out_features == 6  # type: ignore[index, union-attr]
     for name, message in (("my_models:huge", "has no 'huge'"), ("nowhere:x", "cannot be imported"),

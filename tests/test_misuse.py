@@ -29,6 +29,12 @@ def fit(**given: Any) -> anybit.Fitted:
     return anybit.fit(**{"model": net(), "clients": CLIENTS, "test": (X, Y), "rounds": 1, "cohort": 2, **given})
 
 
+def fit_cnn(clients: tuple[int, ...], test: tuple[int, ...], channels: int = 3, **given: Any) -> anybit.Fitted:
+    model = nn.Sequential(nn.Conv2d(channels, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    x, other = (np.zeros((24, *shape), np.float32) for shape in (clients, test))
+    return fit(model=model, clients=[(x, Y)], test=(other, Y), cohort=1, **given)
+
+
 def evaluate(**given: Any) -> Any:
     return anybit.evaluate(**{"model": net(), "test": (X, Y), "widths": ["FP32", "W4"], **given})
 
@@ -56,6 +62,14 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     ("a single layer", lambda: fit(model=nn.Linear(4, 3)), "wrap it, as in nn.Sequential"),
     ("nothing to quantize", lambda: fit(model=nn.Sequential(nn.Flatten())), "no conv or linear layer"),
     ("other inputs", lambda: fit(model=nn.Sequential(nn.Linear(5, 3))), "does not take inputs of shape (1, 4)"),
+    ("code by its name", lambda: fit(loss="losses:own"), "import it, and give the function itself"),
+    ("a file for a folder", lambda: fit(path="/dev/null/run"), "choose another folder with path=…"),
+    ("channels last", lambda: fit_cnn((8, 8, 3), (8, 8, 3)), "channels last? give x.transpose(0, 3, 1, 2)"),
+    ("channels last, normalized", lambda: fit_cnn((8, 8, 3), (8, 8, 3), pipeline=anybit.Pipeline((0.5,) * 3, (0.2,) * 3)),
+     "channels last? give x.transpose(0, 3, 1, 2)"),
+    ("no channel", lambda: fit_cnn((8, 8), (8, 8), 1), "no channel? give x[:, None]"),
+    ("a test set of another shape", lambda: fit_cnn((3, 8, 8), (1, 8, 8)),
+     "test inputs have shape (1, 8, 8), the clients' have (3, 8, 8)"),
     ("BatchNorm in training", lambda: fit(model=nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))), "replace_batchnorm"),
     ("a layer with its own code", lambda: fit(model=nn.Sequential(Own(4, 3))), "name it in full_precision"),
     ("outputs without examples", lambda: fit(model=nn.Sequential(nn.Linear(4, 3), nn.Flatten(0))), "one whole-number label"),

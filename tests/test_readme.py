@@ -48,7 +48,7 @@ def test_the_table_in_the_readme_is_that_of_the_file() -> None:
 
 def test_the_callback_and_the_variant_in_the_docs_train(capsys: pytest.CaptureFixture[str]) -> None:
     callback, variant = blocks("docs/architecture.md")
-    model, clients, test = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), [arrays(30)] * 10, arrays(40)
+    model, clients, test = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), [arrays(30)] * 10, arrays(30)
     exec(callback, {"anybit": anybit, "model": model, "clients": clients, "test": test})
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [str(round) for round in range(1, 101)]

@@ -12,7 +12,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from anybit.api import Fitted, evaluate, fit
+    from anybit.api import Fitted, Run, evaluate, fit
     from anybit.config import ClientOptions, ComputeOptions, Config, EvaluationOptions, PrivacyOptions, RangeOptions
     from anybit.data.clients import by_client
     from anybit.data.examples import Pipeline
@@ -39,10 +39,9 @@ if TYPE_CHECKING:
     from anybit.training.course import Callback, Progress
     from anybit.training.evaluation import Score
     from anybit.training.loggers import CsvLogger, EarlyStopping, TensorBoardLogger, WandbLogger
-    from anybit.training.run import Run
 
 _HOME = {
-    "anybit.api": ("Fitted", "evaluate", "fit"),
+    "anybit.api": ("Fitted", "Run", "evaluate", "fit"),
     "anybit.config": ("ClientOptions", "ComputeOptions", "Config", "EvaluationOptions", "PrivacyOptions",
                       "RangeOptions"),
     "anybit.data.clients": ("by_client",),
@@ -59,7 +58,6 @@ _HOME = {
     "anybit.training.course": ("Callback", "Progress"),
     "anybit.training.evaluation": ("Score",),
     "anybit.training.loggers": ("CsvLogger", "EarlyStopping", "TensorBoardLogger", "WandbLogger"),
-    "anybit.training.run": ("Run",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -27,7 +27,7 @@ from anybit.config import (
     PrivacyOptions,
     RangeOptions,
 )
-from anybit.data.clients import gathered, pair_of
+from anybit.data.clients import Clients, gathered, pair_of
 from anybit.data.examples import Data, Pipeline, as_examples, as_inputs, check_alike
 from anybit.errors import ConfigError, DataError, Interrupted
 from anybit.federated.metrics import LOSSES, Metric, PerExample, cross_entropy, meaning
@@ -42,6 +42,7 @@ from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions, all_parameters
 from anybit.schema import plain, read
 from anybit.tensors import picked
+from anybit.training import run
 from anybit.training.build import loss_and_metric
 from anybit.training.callbacks import EachRound
 from anybit.training.checks import check_outputs
@@ -54,7 +55,6 @@ from anybit.training.opening import open_run
 from anybit.training.per_client import per_client
 from anybit.training.progress_line import ProgressLine
 from anybit.training.records import promise
-from anybit.training.run import with_weights
 from anybit.training.stopping import stoppable
 from anybit.training.task import Task, Trained
 
@@ -90,7 +90,8 @@ def fit(model: nn.Module, clients: Iterable[Any], test: Any, variant: Variant | 
     on_round: called after every round; callbacks: the same with more to hear, and to see · server_optimizer, sampler,
     schedule: of your own, in place of those that `server` and `sampling` name: ServerOptimizer(init, step), f(seed, rounds
     before, clients, size) → client numbers, f(rounds before, rounds) → factor of the server's learning rate · progress: a
-    line on stderr; none: where it is a terminal or a notebook. The model is not changed; the result holds the trained copy.
+    line on stderr; none: in a terminal or a notebook, and elsewhere plain lines if it takes longer. The model is not
+    changed; the result holds the trained copy.
     """
     variant = variant or mqat()
     if not isinstance(model, nn.Module) or not isinstance(variant, Variant):
@@ -104,8 +105,9 @@ def fit(model: nn.Module, clients: Iterable[Any], test: Any, variant: Variant | 
     data = Data(examples, as_examples(*pair_of(test, "test"), "test data"), pipeline)
     check_alike(data.test, data.train, "test data", "the clients")
     model = copy.deepcopy(model)
+    ids = clients.known_ids() if isinstance(clients, Clients) else None
     task = Task(model, variant, data, split, *loss_and_metric(loss, metric, model, data, output), output, server_optimizer,
-                sampler, schedule)
+                sampler, schedule, ids)
     config: Config = read(Config, plain({
         "data": Component(OBJECT), "split": Component(OBJECT), "model": Component(OBJECT),
         "variant": Component(OBJECT, {"is": variant.name}), "rounds": rounds, "cohort": cohort, "sampling": sampling,
@@ -118,9 +120,8 @@ def fit(model: nn.Module, clients: Iterable[Any], test: Any, variant: Variant | 
     config, say = _with_own(config, task), functools.partial(print, file=sys.stderr)
     opened = open_run(None if path is None else Path(path), config, lambda stored: task, resume=resume, warn=say,
                       rounds=rounds if resume else None)
-    watch, line = Watch(), ProgressLine()
-    shown = [line] if progress or (progress is None and line.wanted()) else []
-    told = [*callbacks, *([EachRound(on_round)] if on_round else []), *shown]
+    watch, line = Watch(), ProgressLine(live=bool(progress) or ProgressLine.watched())
+    told = [*callbacks, *([EachRound(on_round)] if on_round else []), *([] if progress is False else [line])]
     interrupts = [signal.SIGINT] if signal.getsignal(signal.SIGINT) is signal.default_int_handler else []
     with opened.held(), stoppable(watch, say, interrupts if path else ()), closing(line):
         training = begin(opened.computation, opened.folder, resume, watch, told)
@@ -196,8 +197,13 @@ class Fitted:
             table = self.steps if steps is None else evaluator.finder(w, self.steps).table(steps)
             return evaluator.score(w, table, Width.parse_all(widths))
 
+    @property
+    def client_ids(self) -> list[Any]:
+        """The owner of each client's data, in the order of `per_client`: ids of `by_client`, else 0, 1, …"""
+        return list(range(len(self.task.split)) if self.task.client_ids is None else self.task.client_ids)
+
     def per_client(self, width: str) -> np.ndarray:
-        """Return the metric of the model at a width on each client's own training examples."""
+        """Return the metric of the model at a width on each client's own training examples, in the order of `client_ids`."""
         task = self.task.to(torch.device("cpu"))
         w = {name: p.detach() for name, p in self.model.named_parameters()}
         with computing(self.config):
@@ -215,17 +221,34 @@ class Fitted:
         """
         from anybit.export.fitted import export_fitted
 
-        if runtime not in ("onnx", "executorch", "archive", "c"):
-            raise ConfigError(f"runtime {runtime!r}: use 'onnx', 'executorch', 'archive' or 'c'")
+        _check_runtime(runtime)
         return export_fitted(self.model, self.steps, self.task, self.config, Path(out), Width.parse_all(widths), runtime,
                              min_accuracy, promise(self.evaluation))
+
+
+class Run(run.Run):
+    """A run folder, opened."""
+
+    def export(self, out: str | Path | None = None, widths: Sequence[str] = ("W8", "W4", "W2"),
+               runtime: Literal["onnx", "executorch", "archive", "c"] = "onnx",
+               min_accuracy: float | None = None) -> list[Artifact]:
+        """Write an artifact per width, as `Fitted.export`; `out`: if not given, the folder `export` of the run."""
+        from anybit.export.fitted import export_run
+
+        _check_runtime(runtime)
+        return export_run(self, None if out is None else Path(out), Width.parse_all(widths), runtime, min_accuracy)
+
+
+def _check_runtime(runtime: str) -> None:
+    if runtime not in ("onnx", "executorch", "archive", "c"):
+        raise ConfigError(f"runtime {runtime!r}: use 'onnx', 'executorch', 'archive' or 'c'")
 
 
 def _fitted(task: Task, config: Config, trained: Trained) -> Fitted:
     grid = trained.evaluation["grid"][trained.evaluation["own"]] if trained.evaluation else {}
     scores = {width: Score(**score) for width, score in grid.items()}
     table = replace(trained.table.to(torch.device("cpu")), sites=config.sites)
-    model = with_weights(task.model, trained.w).eval()
+    model = run.with_weights(task.model, trained.w).eval()
     return Fitted(model, table, scores, trained.evaluation, trained.metrics, task, config)
 
 

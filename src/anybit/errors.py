@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 
 class AnybitError(Exception):
@@ -88,6 +90,37 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean '{near[0]}'?" if near else "known: " + ", ".join(names)
+
+
+_COMMANDED: ContextVar[bool] = ContextVar("commanded", default=False)
+
+
+@contextmanager
+def on_command_line() -> Iterator[None]:
+    """Have messages name options of the command line, which are arguments in Python."""
+    before = _COMMANDED.set(True)
+    try:
+        yield
+    finally:
+        _COMMANDED.reset(before)
+
+
+def option(name: str, value: str | float | None = None, python: str | None = None) -> str:
+    """Name an option as it is given where we are: "--min-accuracy 0", or in Python "min_accuracy=0".
+
+    python: what is said there instead, where the argument is another or does not exist.
+    """
+    if _COMMANDED.get():
+        words = "" if value is None else f" {value}" if isinstance(value, str) else f" {value:g}"
+        return f"--{name.replace('_', '-')}{words}"
+    words = "…" if value is None else repr(value) if isinstance(value, str) else f"{value:g}"
+    return f"{name}={words}" if python is None else python
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Write "'a', 'b', 'c' and 12 more": the first few names, and how many others there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(f"'{name}'" for name in names[:most]) + more
 
 
 def at_least(least: float, **values: float | None) -> None:

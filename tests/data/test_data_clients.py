@@ -74,6 +74,18 @@ def test_images_become_bytes_with_the_channel_first() -> None:
     assert torch.equal(x[0], torch.from_numpy(pixels).permute(2, 0, 1))
 
 
+def test_by_client_keeps_the_owners_beside_their_metrics() -> None:
+    x, y = np.eye(4, dtype=np.float32), np.arange(4)
+    clients = anybit.by_client(x, y, np.array(["zoe", "ann", "zoe", "bob"]))
+    assert clients.ids == ["ann", "bob", "zoe"]
+    for given, ids in ((clients, ["ann", "bob", "zoe"]), (list(clients), [0, 1, 2])):
+        result = anybit.fit(nn.Sequential(nn.Linear(4, 4)), given, (x, y), rounds=1)
+        assert result.client_ids == ids
+        assert len(result.per_client("W8")) == 3
+    clients.reverse()
+    assert anybit.fit(nn.Sequential(nn.Linear(4, 4)), clients, (x, y), rounds=1).client_ids == [0, 1, 2], "not others'"
+
+
 def test_by_client_parts_arrays_and_data_sets_alike() -> None:
     import datasets
 

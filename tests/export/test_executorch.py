@@ -24,5 +24,5 @@ def test_eight_bits_in_xnnpack(exporter: Exporter) -> None:
 
 
 def test_other_widths_say_what_to_use(exporter: Exporter) -> None:
-    with pytest.raises(ConfigError, match="use WA8, or --runtime onnx"):
+    with pytest.raises(ConfigError, match="use WA8, or runtime='onnx'"):
         exporter.export(Width(4, 8), "executorch")

@@ -59,14 +59,14 @@ def test_a_model_that_learned_nothing_is_said_and_not_judged(monkeypatch: pytest
 def test_a_limit_follows_the_direction_of_the_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {32: answers(1.0), 2: answers(0.4)}  # 55 % right
     said = judge(monkeypatch, given, 56).refusal(Width(2, 32))
-    assert said == "W2 is not exported: its accuracy is 55.00, below --min-accuracy 56"
+    assert said == "W2 is not exported: its accuracy is 55.00, below min_accuracy=56"
     assert not judge(monkeypatch, given, 55).refusal(Width(2, 32))
     assert not judge(monkeypatch, given, 0).refusal(Width(2, 32))
     wrong = Metric(lambda x, y: (x.argmax(1) != y).float(), "wrong", "lower")  # 0.45 of them
     assert not judge(monkeypatch, given, None, wrong).refusal(Width(2, 32)), "it has no chance level"
     assert not judge(monkeypatch, given, 0.46, wrong).refusal(Width(2, 32))
     said = judge(monkeypatch, given, 0.4, wrong).refusal(Width(2, 32))
-    assert said.endswith("its wrong is 0.45, above --min-accuracy 0.4")
+    assert said.endswith("its wrong is 0.45, above min_accuracy=0.4")
     with pytest.raises(ConfigError, match="which direction of the metric 'wrong' is better"):
         judge(monkeypatch, given, 0.4, Metric(wrong.function, "wrong")).refusal(Width(2, 32))
 

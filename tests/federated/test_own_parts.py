@@ -159,7 +159,7 @@ def test_own_parts_in_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     module = "own_parts_of_a_test"
     config = from_recipe("quickstart/mqat", [f"server.optimizer={module}:sgd", f"server.schedule={module}:half",
                                              f"sampling.policy={module}:first"])
-    with pytest.raises(ConfigError, match=f"'{module}:sgd' is code outside anybit: allow it with --import {module}"):
+    with pytest.raises(ConfigError, match=f"'{module}:sgd' is code outside anybit: allow it with trusted=\\['{module}'\\]"):
         build_task(config)
     task = build_task(config, [module])
     assert task.schedule is not None

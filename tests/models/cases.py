@@ -135,7 +135,7 @@ CASES = (
 
 REFUSALS = (
     Refusal("BatchNorm in training", nets.batchnorm, images, "whose running statistics do not federate",
-            "`anybit.replace_batchnorm(model)`, or freeze it with `.eval()`"),
+            "`anybit.replace_batchnorm(model)`, or of a trained body `.eval()`"),
     Refusal("dropout inside `forward` (`F.dropout`, attention dropout of Hugging Face)", lambda: libraries.bert(0.1), texts,
             "draws its own random numbers",
             "`nn.Dropout` as a module, or a probability of 0 (`attention_probs_dropout_prob=0`)"),

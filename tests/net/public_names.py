@@ -34,10 +34,11 @@ def public_names() -> dict[str, Any]:
 
 
 def _members(value: Any) -> list[str]:
-    """The arguments of a function; the fields and methods of a class."""
+    """The arguments of a function; the fields and methods of a class, inherited ones of anybit's too."""
     if inspect.isclass(value):
         fields = [f.name for f in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
-        return sorted({*fields, *(name for name in vars(value) if not name.startswith("_"))})
+        own = [kind for kind in value.__mro__ if kind.__module__.startswith("anybit")]
+        return sorted({*fields, *(name for kind in own for name in vars(kind) if not name.startswith("_"))})
     return list(inspect.signature(value).parameters)
 
 

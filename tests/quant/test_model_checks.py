@@ -53,6 +53,17 @@ def test_all_problems_come_in_one_error() -> None:
         assert part in said
 
 
+def test_layers_of_one_kind_come_in_one_line_with_the_advice_that_suits_them() -> None:
+    norms = nn.Sequential(nn.Conv2d(1, 2, 1), *(nn.BatchNorm2d(2) for _ in range(5)))
+    with pytest.raises(ModelError) as error:
+        prepare(norms)
+    assert str(error.value) == ("layers '1', '2', '3' and 2 more are BatchNorm2d in training, whose running statistics do "
+                                "not federate: use anybit.replace_batchnorm(model, groups=2)"), "nothing is there to freeze"
+    norms(torch.zeros(2, 1, 4, 4))
+    with pytest.raises(ModelError, match=r"groups=2\), or keep the statistics of an earlier training with \.eval\(\)"):
+        prepare(norms)
+
+
 def test_lazy_and_parametrized_layers_are_named() -> None:
     for refuse in (prepare, trainable_weights):
         with pytest.raises(ModelError, match=r"'0\.weight' of a lazy layer.*run one batch through the model first"):

@@ -35,7 +35,7 @@ def verified(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> d
 def test_every_file_of_a_run_has_a_state(two_runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = two_runs / "run1"
     files = verified(run, capsys)["files"]
-    assert files.pop("timing.jsonl") == "unknown"
+    assert files.pop("timing.jsonl") == "unchecked"
     assert files == dict.fromkeys(("config.json", "task.json", "environment.json", "split.safetensors", "metrics.jsonl",
                                    "model.safetensors", "steps.json", "evaluation.json",
                                    "checkpoints/round-000002.safetensors", "checkpoints/round-000003.safetensors"), "ok")
@@ -46,7 +46,7 @@ def test_every_file_of_a_run_has_a_state(two_runs: Path, capsys: pytest.CaptureF
     changed = verified(run, capsys)["files"]
     assert {name: state for name, state in changed.items() if state != "ok"} == {
         "model.safetensors": "damaged", "task.json": "missing", "split.safetensors": "damaged", "notes.txt": "unknown",
-        "timing.jsonl": "unknown"}
+        "timing.jsonl": "unchecked"}
     with pytest.raises(RunError, match=r"model\.safetensors is damaged, .*task\.json is missing"):
         command(["verify", str(run)])
 

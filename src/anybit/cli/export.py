@@ -138,6 +138,7 @@ def _options(opset: int, operands: str, exact: bool, licence: str, verify: bool,
 
 
 def _print(exports: Exports, costs: dict[str, Cost], report: dict[str, Any]) -> None:
+    from anybit.export.artifact import no_smaller
     from anybit.export.report import artifact_rows, cost_rows, fleet_rows, footprint_rows
     from anybit.federated.metrics import meaning_in
 
@@ -160,4 +161,6 @@ def _print(exports: Exports, costs: dict[str, Cost], report: dict[str, Any]) -> 
                 f"precision {metric.text(report['full_precision'])}")
     for words in dict.fromkeys(words for a in artifacts for words in a.known_wrong):
         say(f"warning: {', '.join(a.width for a in artifacts if words in a.known_wrong)}: {words}")
+    for words in no_smaller(artifacts):
+        say(words)
     say(f"step sizes: {report['steps']}")

@@ -16,7 +16,7 @@ import typer.core
 
 from anybit.cli import bound, data, export, fleet, inspect, recipes, sweep, training, verification
 from anybit.cli.console import say
-from anybit.errors import AnybitWarning, RunError
+from anybit.errors import AnybitWarning, RunError, on_command_line
 
 # With rich installed but not asked for, typer prints its escaped brackets; and click has suggestions of its own.
 typer.core.HAS_RICH = False
@@ -67,7 +67,7 @@ def _print_warning(message: Warning | str, category: type[Warning], filename: st
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; let anybit's own errors through to the caller."""
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), on_command_line():
             warnings.showwarning = _print_warning
             code = app(list(arguments), standalone_mode=False)
         sys.stdout.flush()

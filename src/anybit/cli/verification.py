@@ -19,7 +19,8 @@ def verify(path: Verified,
            key: Annotated[Path | None, typer.Option(help="A public key: what is verified must be signed with its private "
                                                          "one.")] = None,
            json: Json = False, debug: Debug = False) -> None:
-    """Compare every file with its recorded SHA-256: ok, damaged, missing, or unknown (recorded nowhere)."""
+    """Compare every file with its recorded SHA-256: ok, damaged, missing, unknown (recorded nowhere), or unchecked (times,
+    events of a fleet)."""
     from anybit.files.signatures import public_key
     from anybit.files.verification import verify
 

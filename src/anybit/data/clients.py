@@ -31,10 +31,23 @@ BESIDE = ("attention_mask", "token_type_ids", "position_ids")
 """Names by which columns are found: of inputs, of targets, and of what a tokenizer gives beside its ids."""
 
 
-def by_client(inputs: Any, targets: Any, ids: Any = None) -> list[Any]:
+class Clients(list[Any]):
+    """The clients' data, and the owner of each."""
+
+    def __init__(self, parts: Iterable[Any], ids: Sequence[Any]) -> None:
+        super().__init__(parts)
+        self.ids, self._parted = ids, tuple(self)
+
+    def known_ids(self) -> Sequence[Any] | None:
+        """Return the ids; none where somebody has changed the list, and they may belong to others."""
+        same = len(self) == len(self._parted) and all(now is then for now, then in zip(self, self._parted, strict=True))
+        return self.ids if same else None
+
+
+def by_client(inputs: Any, targets: Any, ids: Any = None) -> Clients:
     """Part one data set by the owner of each example: by_client(inputs, targets, ids), or by_client(dataset, ids).
 
-    The clients come in the order of numpy.unique(ids).
+    The clients come in the order of numpy.unique(ids), and their `ids` tell whose is whose.
     """
     if ids is None and not (_is_hub(inputs) or (isinstance(inputs, Dataset) and hasattr(inputs, "__len__"))):
         raise DataError(f"by_client: a {type(inputs).__name__} is not a data set with items: give (inputs, targets, ids)")
@@ -42,7 +55,7 @@ def by_client(inputs: Any, targets: Any, ids: Any = None) -> list[Any]:
     count = len(inputs if ids is None else targets)
     if owners.shape != (count,):
         raise DataError(f"by_client: ids have the shape {owners.shape}, but there are {count} examples: give one for each")
-    return [_part(whole, index) for index in by_id(owners, 0, owners)]
+    return Clients((_part(whole, index) for index in by_id(owners, 0, owners)), np.unique(owners).tolist())
 
 
 def _part(data: Any, index: np.ndarray) -> Any:

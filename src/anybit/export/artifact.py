@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from anybit.export.bench import Latency
 from anybit.export.verify import Verdict
+from anybit.quant.grid import FLOAT, Width
 
 Runtime = Literal["onnx", "executorch", "archive", "c"]
 
@@ -65,3 +67,17 @@ class Artifact:
     def verified(self) -> bool:
         """False of a file that was written and not run."""
         return not math.isnan(self.verdict.artifact)
+
+
+def no_smaller(artifacts: Sequence[Artifact]) -> list[str]:
+    """Say which artifacts are no smaller than one of more bits: what unpacks the weights of a tiny model is larger."""
+    said, kept = list[str](), [(Width.parse(a.width), a) for a in artifacts if not a.rejected]
+    for width, a in kept:
+        wider = [b for other, b in kept if b.runtime == a.runtime and FLOAT > other.weights > width.weights
+                 and other.activations == width.activations]
+        smallest = min(wider, key=lambda b: b.bytes, default=None)
+        if smallest and a.bytes >= smallest.bytes:
+            said.append(f"`{a.file}` is no smaller than `{smallest.file}` ({a.bytes:,} against {smallest.bytes:,} bytes): "
+                        f"what unpacks its weights ({', '.join(a.storage.values())}) takes more than fewer bits of "
+                        f"{sum(a.weights.values()):,} weights save")
+    return said

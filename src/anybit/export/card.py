@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anybit.config import OBJECT
 from anybit.environment import environment
-from anybit.export.artifact import Artifact
+from anybit.export.artifact import Artifact, no_smaller
 from anybit.export.subject import Subject
 from anybit.federated.metrics import Meaning, classifies, meaning
 from anybit.inputs import Inputs, called, selected, shapes
@@ -68,6 +68,9 @@ def _notes(subject: Subject, artifacts: Sequence[Artifact], refused: Sequence[st
     lines += [f"- {a.width}: layer `{layer}` is computed in float: {why}."
               for a in artifacts for layer, why in a.in_float.items()]
     lines += [f"- {a.warning}." for a in artifacts if a.warning]
+    lines += [f"- {a.width} is short for W{a.width[2:]}A{a.width[2:]}: weights and activations in {a.width[2:]} bits."
+              for a in artifacts if a.width.startswith("WA")]
+    lines += [f"- {words}." for words in no_smaller(artifacts)]
     lines += [f"- `{a.file}` needs ONNX Runtime {a.minimum_onnxruntime} or newer." for a in artifacts
               if a.minimum_onnxruntime]
     lines += [f"- `{a.file}`: {words}." for a in artifacts for words in a.known_wrong]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anybit.errors import ConfigError, ModelError
+from anybit.errors import ConfigError, ModelError, option
 from anybit.export.artifact import Artifact
 from anybit.export.bench import Latency, in_turns
 from anybit.export.extras import need, quiet
@@ -62,10 +62,10 @@ def _need(module: str) -> Any:
 def export_executorch(subject: Subject, path: Path, width: Width) -> Artifact:
     """Write and verify a .pte file."""
     if width != Width(8, 8):
-        raise ConfigError(f"width {width}: ExecuTorch's XNNPACK computes in 8 bits; use WA8, or --runtime onnx")
+        raise ConfigError(f"width {width}: ExecuTorch's XNNPACK computes in 8 bits; use WA8, or {option('runtime', 'onnx')}")
     if other := next((n for n, fed_by in subject.matrices.items() if [f"{layer}.weight" for layer in fed_by] != [n]), None):
         raise ModelError(f"parameter '{other}': the ExecuTorch export takes convolutions and linear layers with a weight of "
-                         "their own; use --runtime onnx")
+                         f"their own; use {option('runtime', 'onnx')}")
     with quiet():
         _need("exir")
         grids = output_grids(subject, width, subject.layers)
@@ -90,9 +90,10 @@ def _quantized(subject: Subject, width: Width, outputs: dict[str, Grid]) -> nn.M
         weight = weights.get(f"{name}.weight")
         if weight is None or subject.bits(site, width) != 8 or weight.bits != 8 or weight.step.dim():
             raise ModelError(f"layer '{name}': the ExecuTorch export needs weights and activations of every layer in 8 "
-                             "bits with one step size per tensor; use --runtime onnx")
+                             f"bits with one step size per tensor; use {option('runtime', 'onnx')}")
         if isinstance(layer, nn.modules.conv._ConvTransposeNd) or 0 in (weight.low, subject.grid(site, width).low):
-            raise ModelError(f"layer '{name}': XNNPACK has no signed 8-bit {type(layer).__name__}; use --runtime onnx")
+            raise ModelError(f"layer '{name}': XNNPACK has no signed 8-bit {type(layer).__name__}; use "
+                             + option("runtime", "onnx"))
         low = weight.integers().low
         codes = torch.from_numpy(weight.codes.astype("int16") + low).to(torch.int8)
         step_sizes = tuple(float(s) for s in (weight.step, subject.grid(site, width).step, outputs[name].step))

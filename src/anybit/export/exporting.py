@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from anybit.errors import AnybitError, ModelError
+from anybit.errors import AnybitError, ModelError, option
 from anybit.export.archive import read_archive, write_archive
 from anybit.export.artifact import Artifact, Runtime
 from anybit.export.bench import latency
@@ -34,7 +34,11 @@ Operands = Literal["auto", "uint8", "int8"]
 Operators = Literal["standard", "matmulnbits"]
 SUFFIX: dict[Runtime, str] = {"onnx": "onnx", "executorch": "pte", "archive": "safetensors", "c": "c"}
 REJECTED = ".rejected"
-WHERE = "free some space, or choose another folder with --out"
+
+
+def where() -> str:
+    """Say what helps a disk that refuses a file."""
+    return f"free some space, or choose another folder with {option('out')}"
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class Exporter:
         """The float model in ONNX, against which sizes and latencies are measured."""
         width = Width(FLOAT, FLOAT)
         path, content = self._path(width, "onnx"), self._onnx.model(width).proto.SerializeToString()
-        with writing(path, WHERE):
+        with writing(path, where()):
             write_bytes(path, content)
         return path
 
@@ -107,7 +111,7 @@ class Exporter:
         """Write and verify the artifact of one width; nothing is left of one that could not be run."""
         check_width(width)
         path = self._path(width, runtime)
-        with writing(path, WHERE):
+        with writing(path, where()):
             self.folder.mkdir(parents=True, exist_ok=True)
             for old in (path, path.with_suffix(".h")) if runtime == "c" else (path,):
                 for name in (old.name, old.name + REJECTED):

@@ -1,4 +1,4 @@
-"""Export of a model from `anybit.fit`: the same artifacts and checks as of a run."""
+"""Export from Python: of a model from `anybit.fit`, and of a run whose model and data have names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from anybit.config import Config
 from anybit.export.artifact import Artifact, Runtime
 from anybit.export.choosing import export_widths
 from anybit.export.exporting import Exporter, Options
+from anybit.export.recorded import check_recorded
 from anybit.export.report import refuse, write_report
-from anybit.export.subject import from_fitted
+from anybit.export.subject import from_fitted, from_run
+from anybit.files.holding import own_folder
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
+from anybit.training.run import Run
 from anybit.training.task import Task
 
 
@@ -24,7 +27,19 @@ def export_fitted(model: nn.Module, steps: StepTable, task: Task, config: Config
     """Write one artifact per width, with export.json and the model card, which tells the promise of privacy, beside them."""
     activations = any(width.activations != FLOAT for width in widths)
     subject = replace(from_fitted(model, steps, task, config, activations), privacy=privacy)
-    exporter = Exporter(subject, out, Options(min_accuracy=min_accuracy))
+    return _exported(Exporter(subject, out, Options(min_accuracy=min_accuracy)), widths, runtime)
+
+
+def export_run(run: Run, out: Path | None, widths: Sequence[Width], runtime: Runtime,
+               min_accuracy: float | None = None) -> list[Artifact]:
+    """Do the same for a finished run, by default into its folder `export`; raise if it scores other than it says."""
+    subject = from_run(run, activations=any(width.activations != FLOAT for width in widths))
+    check_recorded(subject, run, widths)
+    folder = out or own_folder(run.folder.path / "export")
+    return _exported(Exporter(subject, folder, Options(min_accuracy=min_accuracy)), widths, runtime)
+
+
+def _exported(exporter: Exporter, widths: Sequence[Width], runtime: Runtime) -> list[Artifact]:
     exports = export_widths(exporter, widths, runtime)
     write_report(exporter, exports.artifacts, None, {}, exports.refused)
     refuse(list(exports.artifacts.values()))

@@ -13,7 +13,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from anybit.errors import ConfigError
+from anybit.errors import ConfigError, option
 from anybit.export.reference import metric, outputs, reference
 from anybit.export.subject import Subject
 from anybit.federated.metrics import Meaning, classifies, meaning, per_example
@@ -70,14 +70,14 @@ class Floor:
             return "" if kept >= KEPT else (
                 f"{width} is not exported: its {name} is {text(value)}, by chance {text(chance(self.subject, result))}, in "
                 f"full precision {text(metric(self.subject, self._full))}: more than half of what was learned is lost "
-                "(--min-accuracy 0 exports it all the same)")
+                f"({option('min_accuracy', 0)} exports it all the same)")
         if self._metric.better is None:
-            raise ConfigError(f"--min-accuracy {self.least:g}: nobody said which direction of the metric '{name}' is "
+            raise ConfigError(f"{option('min_accuracy', self.least)}: nobody said which direction of the metric '{name}' is "
                               "better; give a Metric with better='higher' or 'lower', or leave it out")
         if self._metric.lost(self.least, value) <= 0:
             return ""
         side = "below" if self._metric.better == "higher" else "above"
-        return f"{width} is not exported: its {name} is {text(value)}, {side} --min-accuracy {self.least:g}"
+        return f"{width} is not exported: its {name} is {text(value)}, {side} {option('min_accuracy', self.least)}"
 
 
 def chance(subject: Subject, result: Tensor) -> float:

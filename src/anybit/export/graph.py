@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anybit.errors import ConfigError, ModelError
+from anybit.errors import ConfigError, ModelError, option
 from anybit.export.extras import need, quiet
 from anybit.export.positional import INNER, Positional, batch_of, positional, two_of
 from anybit.inputs import Inputs, called, leaves, mapped
@@ -70,7 +70,7 @@ def float_graph(model: nn.Module, example: Inputs, weights: Sequence[str], opset
             value = initializers.pop(known) if known else None
             if value is None:
                 raise ModelError(f"layer '{name.removesuffix('.weight')}': its weight does not appear in the ONNX graph; "
-                                 "name it in full_precision, or use --runtime archive")
+                                 f"name it in full_precision, or use {option('runtime', 'archive')}")
             value.name = name
             program.graph.inputs.append(value)
             value.const_value = None
@@ -171,10 +171,10 @@ def uses(graph: Any, matrices: Mapping[str, Sequence[str]]) -> list[Use]:
             layer = layers[part or 0] if layers else weight
             if node.op_type not in MULTIPLIES:
                 raise ModelError(f"layer '{layer}': its weight goes into a {node.op_type} node, which cannot be "
-                                 "quantized; name it in full_precision, or use --runtime archive")
+                                 f"quantized; name it in full_precision, or use {option('runtime', 'archive')}")
             if part is None and len(layers) > 1:
                 raise ModelError(f"layers {', '.join(layers)} share the weight '{weight}', and their inputs cannot be told "
-                                 "apart in the graph: quantize weights alone, or use --runtime archive")
+                                 f"apart in the graph: quantize weights alone, or use {option('runtime', 'archive')}")
             products.append(Use(layer, node, node.input[2] if len(node.input) > 2 else "", weight, part is None))
     return products
 

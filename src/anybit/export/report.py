@@ -13,7 +13,8 @@ from anybit.errors import Rejected
 from anybit.export.artifact import Artifact, Runtime
 from anybit.export.bench import Cost
 from anybit.export.card import model_card
-from anybit.export.exporting import WHERE, Exporter
+from anybit.export.earlier import earlier_artifacts, model_digest
+from anybit.export.exporting import Exporter, where
 from anybit.export.fleet import Fleet, expected
 from anybit.export.reference import metric, outputs, reference
 from anybit.federated.metrics import Meaning, meaning
@@ -27,12 +28,16 @@ Table = tuple[list[str], list[list[str]]]
 
 def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, costs: Mapping[str, Cost],
                  refused: Mapping[str, str] = {}) -> dict[str, Any]:
-    """Write export.json and the model card; return the former. refused: {width or device: why it has no artifact}."""
-    subject, exported = exporter.subject, list(artifacts.values())
+    """Write export.json and the model card; return the former. refused: {width or device: why it has no artifact}.
+
+    Both also tell of what earlier exports of the same model left in the folder.
+    """
+    subject, model = exporter.subject, model_digest(exporter.subject)
+    exported = [*artifacts.values(), *earlier_artifacts(exporter.folder, model, list(artifacts.values()))]
     full = metric(subject, outputs(reference(subject, Width(FLOAT, FLOAT)), subject))
     report: dict[str, Any] = {
         **meaning(subject.evaluator.metric).recorded(), "full_precision": full,
-        "steps": subject.steps, "test_examples": len(subject.data.test),
+        "steps": subject.steps, "model": model, "test_examples": len(subject.data.test),
         "options": {**asdict(exporter.options), "signed": exporter.options.signed},
         "artifacts": [_recorded(a) for a in exported],
         "environment": {**environment(), "onnxruntime": version("onnxruntime"), "executorch": version("executorch")}}
@@ -49,7 +54,7 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, 
     files = [exporter.folder / name for name in names]
     report["sha256"] = {**{path.name: hashlib.sha256(read_bytes(path)).hexdigest() for path in files},
                         "README.md": hashlib.sha256(card).hexdigest()}
-    with writing(exporter.folder / "export.json", WHERE):
+    with writing(exporter.folder / "export.json", where()):
         write_json(exporter.folder / "export.json", report)
         write_bytes(exporter.folder / "README.md", card)
     return report

@@ -16,7 +16,7 @@ from anybit.environment import version
 from anybit.errors import ConfigError, ModelError, Rejected
 from anybit.export.c.export import CExporter
 from anybit.export.c.webassembly import Module, check_programs, module
-from anybit.export.exporting import WHERE
+from anybit.export.exporting import where
 from anybit.export.subject import Subject
 from anybit.federated.metrics import meaning
 from anybit.files.holding import own_folder
@@ -57,7 +57,7 @@ def write_web(subject: Subject, folder: Path, widths: Iterable[Width]) -> Path:
     facts = json.dumps(_facts(subject, modules), ensure_ascii=False).replace("<", "\\u003c")
     page = {name: _resource(name) for name in PAGE}
     page["index.html"] = _resource("index.html").replace(b"FACTS", facts.encode())
-    with writing(own_folder(folder), WHERE):
+    with writing(own_folder(folder), where()):
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("model.*.wasm"):
             old.unlink()

@@ -23,7 +23,7 @@ FORMAT = 2
 """Of folders with a manifest. Those of the versions before have none."""
 _MARK = "format"
 """In environment.json: that the folder has a manifest, so that a missing one is noticed."""
-State = Literal["ok", "damaged", "missing", "unknown"]
+State = Literal["ok", "damaged", "missing", "unknown", "unchecked"]
 _HEX = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"(?!\.)[^/\\\0]+(/(?!\.)[^/\\\0]+)?")
 """A file of the folder, or of a folder in it: nothing that leads elsewhere."""

@@ -20,7 +20,9 @@ from anybit.files.writing import is_temporary
 
 EXPORT = "export.json"
 States = dict[str, State]
-"""{file, by its name in the folder: ok, damaged, missing, or unknown: nobody recorded it}."""
+"""{file, by its name in the folder: ok, damaged, missing, unknown: nobody recorded it, or unchecked: nobody needs to}."""
+APART = ("timing.jsonl", "fleet.jsonl")
+"""Times and the events of a fleet, which are no part of a result."""
 
 
 def verify(path: Path, key: Any = None) -> States:
@@ -58,9 +60,11 @@ def _recorded(folder: Path) -> States:
     names = _names(folder)
     if not (folder / MANIFEST).exists():
         lost: States = {MANIFEST: "missing"} if promised(folder) else {}
-        return lost | {name: _tensors(folder / name) if name.endswith(".safetensors") else "unknown" for name in names}
+        return lost | {name: _tensors(folder / name) if name.endswith(".safetensors") else
+                       "unchecked" if name in APART else "unknown" for name in names}
     digests, growing = Digests.read(folder) or Digests({}), not (folder / "evaluation.json").exists()
-    return {name: digests.state(name, _content(folder / name), growing) for name in sorted({*digests.files, *names})}
+    return {name: "unchecked" if name in APART else digests.state(name, _content(folder / name), growing)
+            for name in sorted({*digests.files, *names})}
 
 
 def _export(folder: Path) -> States:

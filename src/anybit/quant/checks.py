@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from anybit.errors import ModelError, did_you_mean
+from anybit.errors import ModelError, did_you_mean, listed
 from anybit.quant.kinds import LayerKind, kind_of
 
 _WRAPPERS = {"OptimizedModule": "_orig_mod", "DataParallel": "module", "DistributedDataParallel": "module"}
@@ -54,9 +54,9 @@ def checked_layers(model: nn.Module, full_precision: Sequence[str]) -> dict[str,
                 + did_you_mean(name, [n for n in (*names, *every) if n])
                 for name in full_precision if name not in names and name not in every]
     name_of, kept = {id(p): name for name, p in parameters.items()}, _in_float(model, full_precision)
+    problems += _in_training(modules)
     layers, owned = dict[str, tuple[LayerKind, nn.Module]](), set(kept)
     for name, module in modules.items():
-        problems += _of_any_module(name, module)
         kind = kind_of(module)
         if kind is None or kept & {id(module), *(id(module._parameters.get(weight)) for weight in kind.weights(module))}:
             continue
@@ -82,13 +82,22 @@ def is_matrix(parameter: Tensor) -> bool:
     return sum(size > 1 for size in parameter.shape) > 1
 
 
-def _of_any_module(name: str, module: nn.Module) -> Iterator[str]:
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-        yield (f"layer '{name}' is {type(module).__name__} in training, whose running statistics do not federate: use "
-               "anybit.replace_batchnorm(model, groups=2), or freeze it with .eval()")
-    if isinstance(module, _UNKEYED) and module.training:
-        yield (f"layer '{name}' ({type(module).__name__}) draws its own random numbers, which no resume can repeat: use "
-               "nn.Dropout")
+def _in_training(modules: Mapping[str, nn.Module]) -> Iterator[str]:
+    """Name the modules of which nothing may be in training, those of one class together."""
+    training: dict[type[nn.Module], list[str]] = {}
+    for name, module in modules.items():
+        if isinstance(module, (nn.modules.batchnorm._BatchNorm, *_UNKEYED)) and module.training:
+            training.setdefault(type(module), []).append(name)
+    for kind, names in training.items():
+        layers, draw, be = ("layer", "draws its", "is") if len(names) == 1 else ("layers", "draw their", "are")
+        if issubclass(kind, _UNKEYED):
+            yield (f"{layers} {listed(names)} ({kind.__name__}) {draw} own random numbers, which no resume can repeat: use "
+                   "nn.Dropout")
+        else:
+            trained = any(getattr(modules[name], "num_batches_tracked", None) for name in names)
+            keep = ", or keep the statistics of an earlier training with .eval() on them" if trained else ""
+            yield (f"{layers} {listed(names)} {be} {kind.__name__} in training, whose running statistics do not federate: "
+                   f"use anybit.replace_batchnorm(model, groups=2){keep}")
 
 
 def _of_layer(name: str, module: nn.Module, kind: LayerKind) -> Iterator[str]:

@@ -19,7 +19,7 @@ from anybit import models
 from anybit.config import OBJECT, Component, Config, chosen
 from anybit.data import sources, splits
 from anybit.data.examples import Data
-from anybit.errors import AnybitError, ConfigError, ModelError, did_you_mean
+from anybit.errors import AnybitError, ConfigError, ModelError, did_you_mean, option
 from anybit.federated import metrics, variants
 from anybit.federated.metrics import PerExample
 from anybit.federated.server import ServerOptimizer
@@ -150,6 +150,8 @@ def loss_and_metric(loss: PerExample | str, metric: PerExample | str | None, mod
     """Find loss and metric by name where they are names; without a metric, choose the one that suits the outputs."""
     def found(what: str, given: Any, known: Registry) -> PerExample:
         if isinstance(given, str):
+            if ":" in given:
+                raise ConfigError(f"{what} {given!r} is code outside anybit: import it, and give the function itself")
             return _function(what, given, known, ())
         if not callable(given):
             raise ConfigError(f"{what} is a {type(given).__name__}: give a function of (outputs, targets) that returns one "
@@ -203,7 +205,8 @@ def _function(what: str, name: str, known: Registry, trusted: Collection[str]) -
     if not sign:
         raise ConfigError(f"unknown {what} '{name}': {did_you_mean(name, known)}, or write 'module:function'")
     if module not in trusted:
-        raise ConfigError(f"{what} '{name}' is code outside anybit: allow it with --import {module}")
+        raise ConfigError(f"{what} '{name}' is code outside anybit: allow it with "
+                          + option("import", module, python=f"trusted=[{module!r}]"))
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:

@@ -22,7 +22,7 @@ from anybit.federated.metrics import check_alone, cross_entropy
 from anybit.federated.sampling import check_cohort
 from anybit.federated.state import trainable_weights
 from anybit.federated.variants import Variant
-from anybit.inputs import Inputs, called, described, device_of, selected
+from anybit.inputs import Inputs, called, described, device_of, selected, shapes
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.sites import SiteOptions, call, prepare
 from anybit.tensors import picked
@@ -47,8 +47,10 @@ def check_ranges(config: Config, variant: Variant) -> None:
 def check_model(task: Task, config: Config) -> None:
     """Pass a few examples through the model, and look at the labels and at what loss and metric make of the outputs."""
     model, data = task.model, task.data
-    one = data.pipeline(picked(data.train.x, slice(1)))
-    with _taking(one):
+    first = picked(data.train.x, slice(1))
+    with _taking(model, first):
+        one = data.pipeline(first)
+    with _taking(model, one):
         check_repeatable(model, config, one)
         activation_ranges(model, config.sites, trainable_weights(model), one)
         outputs = _outputs(model, config.sites, one, task.output)
@@ -61,19 +63,34 @@ def check_model(task: Task, config: Config) -> None:
 def check_outputs(model: nn.Module, sites: SiteOptions, one: Inputs, output: str | int | None,
                   labelled: Examples | None) -> None:
     """Pass one example through the model, and look at the labels if the loss needs some."""
-    with _taking(one):
+    with _taking(model, one):
         outputs = _outputs(model, sites, one, output)
     if labelled is not None:
         check_labels(labelled, "test data", outputs.shape)
 
 
 @contextmanager
-def _taking(inputs: Inputs) -> Iterator[None]:
+def _taking(model: nn.Module, inputs: Inputs, others: Inputs | None = None) -> Iterator[None]:
+    """Explain why a model does not take inputs. others: of the clients, where these are of the test set."""
     try:
         yield
     except (RuntimeError, TypeError) as error:
+        hint = _shape_hint(model, inputs)
+        if others is not None and shapes(inputs) != shapes(others):
+            test, clients = (", ".join(str(tuple(shape)) for shape in shapes(each).values()) for each in (inputs, others))
+            hint = f": test inputs have shape {test}, the clients' have {clients}"
         raise ModelError(f"the model does not take inputs of shape {described(inputs)} "
-                         f"({str(error).splitlines()[0]})") from error
+                         f"({str(error).splitlines()[0]}){hint}") from error
+
+
+def _shape_hint(model: nn.Module, x: Inputs) -> str:
+    """Guess what is wrong with the shape of images by the channels that the model's first convolution takes."""
+    channels = next((layer.in_channels for layer in model.modules() if isinstance(layer, nn.Conv2d)), None)
+    if channels is None or not isinstance(x, Tensor):
+        return ""
+    if x.dim() == 4 and x.shape[3] == channels != x.shape[1]:
+        return ": channels last? give x.transpose(0, 3, 1, 2), of a tensor x.permute(0, 3, 1, 2)"
+    return ": no channel? give x[:, None]" if x.dim() == 3 and channels == 1 else ""
 
 
 def check_functions(task: Task, config: Config) -> None:
@@ -81,8 +98,9 @@ def check_functions(task: Task, config: Config) -> None:
     for examples, what, function in ((task.data.train, "loss", task.loss), (task.data.test, "metric", task.metric)):
         few = torch.linspace(0, len(examples) - 1, min(_FEW, len(examples))).long().to(examples.y.device)
         batch = examples.rows(few)
-        inputs = task.data.pipeline(batch.x)
-        with _taking(inputs):
+        with _taking(task.model, batch.x, task.data.train.x):
+            inputs = task.data.pipeline(batch.x)
+        with _taking(task.model, inputs, task.data.pipeline(picked(task.data.train.x, slice(1)))):
             outputs = _outputs(task.model, config.sites, inputs, task.output)
         if len(outputs) != len(few):
             raise ModelError(f"the model gives outputs of shape {tuple(outputs.shape)} for {len(few)} examples: the first "

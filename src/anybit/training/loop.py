@@ -17,6 +17,7 @@ from anybit.federated.state import State
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import all_parameters
 from anybit.training.callbacks import Books, Checkpoints, Evaluations, Metrics, Times
+from anybit.training.chance import warn_of_chance
 from anybit.training.computation import Computation
 from anybit.training.course import Callback, RoundResult, Training, Watch
 from anybit.training.run_folder import RunFolder
@@ -123,6 +124,7 @@ def _finished(training: Training, w: dict[str, Tensor], trained: StepTable) -> T
         evaluation["mixed"] = evaluator.mixed(w, own_table)
     if training.folder:
         training.folder.save_result(all_parameters(task.model, w), own_table, evaluation)
+    warn_of_chance(training, evaluation["grid"][evaluator.own_steps])
     return Trained(w, own_table, evaluation, training.metrics)
 
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from torch import nn
@@ -35,14 +35,14 @@ class Run:
     def __init__(self, folder: RunFolder, config: Config, model: nn.Module | None, trusted: Collection[str]) -> None:
         self.folder, self.config, self._model, self._trusted = folder, config, model, trusted
 
-    @staticmethod
-    def load(path: str | Path, model: nn.Module | None = None, trusted: Collection[str] = ()) -> Run:
+    @classmethod
+    def load(cls, path: str | Path, model: nn.Module | None = None, trusted: Collection[str] = ()) -> Self:
         """Open a run. `model` is needed only if the run was trained from a Python object; code outside anybit is
         imported only from `trusted` modules."""
         if not isinstance(path, str | Path):
             raise RunError(f"the path of a run is a {type(path).__name__}: give its folder")
         folder = RunFolder.open(Path(path))
-        return Run(folder, folder.stored_config(), model, trusted)
+        return cls(folder, folder.stored_config(), model, trusted)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

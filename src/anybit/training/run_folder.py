@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from anybit.config import Config
-from anybit.errors import ConfigError, RunError
+from anybit.errors import ConfigError, RunError, option
 from anybit.federated.state import State
 from anybit.files.digests import Digest, Digests, marked, unmarked
 from anybit.files.holding import locked, own_folder
@@ -48,13 +48,13 @@ class RunFolder(Logs):
         """
         check_free(path)
         folder = RunFolder(path)
-        with writing(path, "choose another folder with --path"):
+        with writing(path, f"choose another folder with {option('path')}"):
             path.mkdir(parents=True, exist_ok=True)
         first = {**({} if split is None else {"split.safetensors": split_bytes(split)}),
                  **({} if task is None else {"task.json": to_json(task)}),
                  "environment.json": to_json(marked(environment))}
         last = {"config.json": to_json(config)}
-        with locked(path), writing(path, "choose another folder with --path"):
+        with locked(path), writing(path, f"choose another folder with {option('path')}"):
             check_free(path)  # somebody may have started here before we held it
             folder.kept.mkdir(exist_ok=True)
             for name, content in first.items():

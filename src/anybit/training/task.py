@@ -36,6 +36,8 @@ class Task:
     """Draws the cohorts in place of the sampling policy."""
     schedule: Course | None = None
     """Course of the server's learning rate in place of anybit's."""
+    client_ids: Sequence[Any] | None = None
+    """The owner of each client's data, where there are names for them; in no file, for they may be people's."""
 
     def to(self, device: torch.device) -> Task:
         """Bring the model and the data to a device."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anybit.errors import MissingProgram, ModelError
+from anybit.errors import MissingProgram, ModelError, option
 from anybit.export.c.program import source
 
 FLAGS = ("-O2", "-std=c99", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-pedantic")
@@ -34,7 +34,8 @@ def compiler() -> list[str]:
     chosen = shlex.split(os.environ.get("CC", "")) or [name for name in COMPILERS if shutil.which(name)][:1]
     if not chosen or shutil.which(chosen[0]) is None:
         raise MissingProgram(f"verifying a C artifact needs a C compiler ({', '.join(COMPILERS)}): apt-get install gcc "
-                             "libc6-dev, or xcode-select --install; --no-verify writes the file alone")
+                             "libc6-dev, or xcode-select --install; "
+                             f"{option('no_verify', python=option('runtime', 'onnx'))} needs none")
     return chosen
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from anybit.errors import ModelError
+from anybit.errors import ModelError, option
 from anybit.export.c.program import Layer, Program, Value, number, source
 from anybit.export.integer import bias_scale
 from anybit.export.packing import pack
@@ -132,7 +132,7 @@ def _used(program: Program, weight: Any, bias: Any, layer: str) -> _Use:
     subject, width = program.subject, program.width
     if not isinstance(weight, Tensor) or not isinstance(bias, Tensor | None):
         raise ModelError(f"layer '{layer}': its weight or bias is computed, which the C export does not take; use "
-                         "--runtime onnx")
+                         + option("runtime", "onnx"))
     parameter = next((name for name, p in subject.model.named_parameters() if p is weight), "")
     fed_by = subject.matrices.get(parameter, [])
     layer = layer if layer in fed_by or not fed_by else fed_by[0]

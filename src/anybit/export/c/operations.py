@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from anybit.errors import ModelError
+from anybit.errors import ModelError, option
 from anybit.export.c.layers import Geometry, conv, linear
 from anybit.export.c.moves import cat, expand, pad, permute, same, select, slices, spread, transpose
 from anybit.export.c.program import Lowering, Program, Value, number
@@ -62,14 +62,15 @@ def _clamp(low: str, high: str) -> Lowering:
 def _slope(name: str) -> Lowering:
     def lowering(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
         if given.get("scale", 1) != 1 or given.get("input_scale", 1) != 1:
-            raise ModelError(f"layer '{layer}': its activation has scales of its own; use --runtime onnx")
+            raise ModelError(f"layer '{layer}': its activation has scales of its own; use {option('runtime', 'onnx')}")
         return unary(program, given["self"], name, given["negative_slope" if name == "leaky_relu" else "alpha"])
     return lowering
 
 
 def _gelu(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
     if given["approximate"] != "none":
-        raise ModelError(f"layer '{layer}': GELU by tanh is not in the C export; use approximate='none', or --runtime onnx")
+        raise ModelError(f"layer '{layer}': GELU by tanh is not in the C export; use approximate='none', or "
+                         + option("runtime", "onnx"))
     return unary(program, given["self"], "gelu")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from anybit.errors import ModelError
+from anybit.errors import ModelError, option
 from anybit.export.c.moves import split
 from anybit.export.c.operations import OPERATIONS, unary
 from anybit.export.c.program import INPUT, Program, Value
@@ -26,8 +26,8 @@ SPLITS = ("split", "split_with_sizes", "chunk")
 def traced(subject: Subject) -> tuple[fx.Graph, dict[str, Tensor]]:
     """Return the network's operations on one example, and {placeholder: the parameter or buffer that it stands for}."""
     if not isinstance(subject.images, Tensor) or subject.images.dtype != torch.float32:
-        raise ModelError(f"the C export takes models of one float32 input, not {described(subject.images)}; use --runtime "
-                         "onnx")
+        raise ModelError(f"the C export takes models of one float32 input, not {described(subject.images)}; use "
+                         + option("runtime", "onnx"))
     model: nn.Module = positional(subject.model, subject.images, subject.output)
     with quiet():
         try:
@@ -69,7 +69,7 @@ def _lowered(program: Program, node: fx.Node, values: Mapping[fx.Node, Any]) -> 
     if lowering is None and name not in SPLITS:
         place = f"layer '{layer}': " if layer else ""
         raise ModelError(f"{place}the C export has no operation '{name}'; it has convolutions, linear layers, GroupNorm, "
-                         "BatchNorm, pools and common activations: use one of them, or --runtime onnx")
+                         f"BatchNorm, pools and common activations: use one of them, or {option('runtime', 'onnx')}")
     needed = {key: _operand(program, value, f"{layer}.{key}", key) for key, value in given.items()}
     result = node.meta["val"]
     shapes = [tuple(r.shape) for r in (result if isinstance(result, list | tuple) else [result])]

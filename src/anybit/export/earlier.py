@@ -1,0 +1,53 @@
+"""Earlier exports into the same folder: what they wrote of the same model stays in export.json and in the card."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from anybit.errors import AnybitError
+from anybit.export.artifact import Artifact
+from anybit.export.subject import Subject
+from anybit.export.verify import Verdict
+from anybit.files.reading import read_bytes, read_json
+from anybit.files.safetensors import to_bytes
+from anybit.files.verification import EXPORT
+from anybit.schema import read
+
+_NUMBERS = ("evaluation", "reference", "artifact", "agreement", "control")
+
+
+def model_digest(subject: Subject) -> str:
+    """Return the SHA-256 of the weights and of their step sizes: two subjects of the same are one model."""
+    steps = {f"{name}/steps": subject.table.steps[f"{name}_quantizer"] for name in subject.matrices}
+    return hashlib.sha256(to_bytes({**subject.model.state_dict(), **steps}, {})).hexdigest()
+
+
+def earlier_artifacts(folder: Path, model: str, now: Sequence[Artifact]) -> list[Artifact]:
+    """Return the artifacts of earlier exports of this model, without those made anew and those whose files have changed."""
+    report = read_json(folder / EXPORT) if (folder / EXPORT).is_file() else None
+    if not isinstance(report, dict) or report.get("model") != model or not isinstance(report.get("artifacts"), list):
+        return []
+    known = [artifact for entry in report["artifacts"] if (artifact := _artifact(entry))]
+    written = {name for a in now for name in (a.file, *a.files)}
+    return [a for a in known if (a.width, a.runtime) not in {(b.width, b.runtime) for b in now}
+            and all(name not in written and _same(folder, name, report.get("sha256")) for name in (a.file, *a.files))]
+
+
+def _artifact(entry: Any) -> Artifact | None:
+    try:
+        fields = {key: value for key, value in entry.items() if key not in ("verdict", "rejected")}
+        numbers = {name: float(entry["verdict"].get(name, math.nan)) for name in _NUMBERS}
+        artifact: Artifact = read(Artifact, {**fields, "verdict": Verdict(**{**entry["verdict"], **numbers})})
+    except (AnybitError, AttributeError, KeyError, TypeError, ValueError):  # of another version, or edited
+        return None
+    return artifact
+
+
+def _same(folder: Path, name: str, digests: Any) -> bool:
+    path = folder / name
+    return (isinstance(digests, Mapping) and Path(name).name == name and path.is_file()
+            and hashlib.sha256(read_bytes(path)).hexdigest() == digests.get(name))

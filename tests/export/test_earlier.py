@@ -1,0 +1,57 @@
+"""A second export into the same folder: what is still there of the first stays on record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import anybit
+from anybit.files.verification import verify
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Callable[[int], anybit.Fitted]:
+    x = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int)
+
+    def made(seed: int) -> anybit.Fitted:
+        torch.manual_seed(seed)
+        return anybit.fit(nn.Sequential(nn.Linear(4, 2)), [(x, y)], (x, y), rounds=1)
+    return made
+
+
+def files(folder: Path) -> list[str]:
+    report: dict[str, Any] = json.loads((folder / "export.json").read_text())
+    return [artifact["file"] for artifact in report["artifacts"]]
+
+
+def test_files_of_other_widths_and_runtimes_stay_known(fitted: Callable[[int], anybit.Fitted], tmp_path: Path) -> None:
+    model = fitted(0)
+    model.export(tmp_path, ["W8", "W4"], "archive", min_accuracy=0)
+    first = json.loads((tmp_path / "export.json").read_text())["artifacts"]
+    model.export(tmp_path, ["W4", "W2"], "archive", min_accuracy=0)
+    model.export(tmp_path, ["W8"], "c", min_accuracy=0)
+    assert set(files(tmp_path)) == {"model.w8.c", "model.w4.safetensors", "model.w2.safetensors", "model.w8.safetensors"}
+    assert set(verify(tmp_path).values()) == {"ok"}
+    card = (tmp_path / "README.md").read_text()
+    assert all(f"| `{name}` |" in card for name in files(tmp_path))
+    last = json.loads((tmp_path / "export.json").read_text())["artifacts"]
+    assert first[0] in last, "nothing of it is changed"
+
+
+def test_changed_files_and_those_of_another_model_are_not(fitted: Callable[[int], anybit.Fitted], tmp_path: Path) -> None:
+    model = fitted(0)
+    model.export(tmp_path, ["W8", "W4"], "archive", min_accuracy=0)
+    (tmp_path / "model.w8.safetensors").write_bytes(b"changed")
+    (tmp_path / "model.w4.safetensors").unlink()
+    model.export(tmp_path, ["W2"], "archive", min_accuracy=0)
+    assert files(tmp_path) == ["model.w2.safetensors"]
+    fitted(1).export(tmp_path, ["W3"], "archive", min_accuracy=0)
+    assert files(tmp_path) == ["model.w3.safetensors"]

@@ -1,0 +1,76 @@
+"""What is no error and hardly meant: inputs that nobody scaled, and trainings that end at chance."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import anybit
+
+DRAW = np.random.default_rng(0)
+BYTES = DRAW.integers(0, 256, size=(24, 1, 4, 4)).astype(np.uint8)
+Y = np.arange(24) % 3
+NOTHING, FLAG = np.zeros((30, 4), np.float32), np.eye(3, 4, dtype=np.float32)[np.arange(30) % 3]
+
+
+def fit(x: Any, y: Any = Y, model: nn.Module | None = None, rounds: int = 1, test: Any = None, **given: Any) -> list[str]:
+    """Return the warnings of a training."""
+    model = model or nn.Sequential(nn.Flatten(), nn.Linear(x[0].size, 3))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        anybit.fit(model, [(x, y)], test or (x, y), rounds=rounds, **given)
+    return [str(warning.message) for warning in said if issubclass(warning.category, anybit.AnybitWarning)]
+
+
+class Scaling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.flatten(1) / 255)
+
+
+def test_floats_that_look_like_bytes_are_said_once_before_training() -> None:
+    said = fit(BYTES.astype(np.float32))
+    assert said == ["inputs look like 0…255: divide them by 255, or give uint8, which is scaled"]
+    assert fit(BYTES.reshape(24, 16).astype(np.float32)) == said
+    assert "root mean square" in fit(1000 * DRAW.normal(size=(24, 16)).astype(np.float32))[0]
+
+
+@pytest.mark.parametrize(("x", "given"), [
+    (BYTES, {}), (BYTES / np.float32(255), {}), (BYTES.astype(np.float32), {"model": Scaling()}),
+    (BYTES.astype(np.float32), {"pipeline": anybit.Pipeline((127.0,), (74.0,))}),
+    (DRAW.integers(0, 17, size=(24, 16)).astype(np.float32), {})])
+def test_scaled_inputs_are_not_spoken_of(x: np.ndarray, given: dict[str, Any]) -> None:
+    assert fit(x, **given) == []
+
+
+def test_a_training_that_ends_at_chance_names_the_usual_causes() -> None:
+    said = fit(NOTHING, np.arange(30) % 3, rounds=20)
+    assert len(said) == 1
+    assert said[0].startswith("after 20 rounds the accuracy is at best 33.33 ")
+    assert "the most frequent class alone gives 33.33: nothing is learned; the usual causes are " in said[0]
+    assert "client.lr (now 0.05) or server.lr (now 0.01) too high or too low" in said[0]
+
+
+def test_clients_that_learned_something_else_point_at_the_test_set() -> None:
+    """The test set numbers its labels in another order."""
+    torch.manual_seed(0)
+    labels = np.arange(30) % 3
+    said = fit(FLAG, labels, test=(FLAG, (labels + 1) % 3), rounds=40, server=anybit.ServerOptions(lr=0.1),
+               variant=anybit.baseline())
+    assert len(said) == 1
+    assert "so look at the test set" in said[0]
+
+
+def test_short_trials_and_models_that_learn_are_not_spoken_of() -> None:
+    assert fit(NOTHING, np.arange(30) % 3, rounds=19) == []
+    torch.manual_seed(0)
+    assert fit(FLAG, np.arange(30) % 3, rounds=20, server=anybit.ServerOptions(lr=0.1)) == []
+    assert fit(NOTHING, np.ones(30, np.float32), rounds=20, loss="mse", model=nn.Sequential(nn.Linear(4, 1))) == []
