@@ -1,4 +1,4 @@
-"""What strangers hand over: runs whose parts are links, manifests, lists of devices, and devices that ask and say who they are."""
+"""What strangers hand over: runs whose parts are links, manifests, lists of devices, requests, and devices' hellos."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def gate(home: Path) -> Reader:
     file = home / "request/values.json"
     file.parent.mkdir()
     file.write_text(json.dumps({
-        "method": "POST", "path": PUSH_MESSAGE, "query": "", "body": request.SerializeToString().hex(), "client": ["10.0.0.1", 1],
+        "method": "POST", "path": PUSH_MESSAGE, "query": "", "body": request.SerializeToString().hex(), "client": ["::1", 1],
         "headers": [["flwr-public-key", base64.b64encode(pem(key)).decode()], ["content-type", "application/protobuf"]]}))
 
     def inside(arrived: httpx.Request) -> httpx.Response:
@@ -130,7 +130,7 @@ def _request(file: Path) -> tuple[dict[str, Any], bytes]:
     try:
         sent = json.loads(file.read_bytes())
         scope = {"type": "http", "method": str(sent["method"]), "path": str(sent["path"]),
-                 "raw_path": str(sent["path"]).encode(errors="replace"), "query_string": str(sent["query"]).encode("latin-1"),
+                 "raw_path": str(sent["path"]).encode(errors="replace"), "query_string": str(sent["query"]).encode(),
                  "client": sent["client"] and [str(sent["client"][0]), 1],
                  "headers": [(str(name).lower().encode("latin-1"), str(value).encode("latin-1"))
                              for name, value in sent["headers"]]}
