@@ -1,7 +1,7 @@
 """What hostile devices do to a fleet's model, and what stands against it:
 
-    python benchmarks/attacks.py            # adds what is missing to results/security/attacks.csv
-    python benchmarks/attacks.py table      # prints its means as Markdown
+    python benchmarks/attacks.py            # adds what is missing to results/security/attacks.csv (20 minutes on a core)
+    python tools/measured.py                # makes the table in docs/deployment.md of it
 
 Ten devices with parts of the digits, two of them hostile in every round, train a small network with the server's own code:
 its questions, checks of answers, bounds, means and optimizer; only the network between is left out, and all devices of a
@@ -227,26 +227,12 @@ def rows() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def table() -> list[str]:
-    """Return the means as the lines of a Markdown table."""
-    means = {(row["attack"], row["defence"], row["bits"]): float(row["mean"]) for row in rows()}
-    lines = [f"| {len(HOSTILE)} of {CLIENTS} devices | {' | '.join(DEFENCES)} |", "|---" * (len(DEFENCES) + 1) + "|"]
-    for attack in dict.fromkeys(attack for attack, _, _ in means):
-        cells = [f"{means[attack, d, 'FP32']:.1f} · {means[attack, d, '2 bits']:.1f}" for d in DEFENCES]
-        lines.append(f"| {attack} | {' | '.join(cells)} |")
-    return lines
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("run", "table"), nargs="?", default="run")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
-    if given.what == "run":
-        run(given.rounds, given.seeds)
-    else:
-        print("\n".join(table()))
+    run(given.rounds, given.seeds)
 
 
 if __name__ == "__main__":
