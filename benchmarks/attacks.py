@@ -1,9 +1,11 @@
-"""What hostile devices do to a fleet's model, and what stands against it: python benchmarks/attacks.py
+"""What hostile devices do to a fleet's model, and what stands against it:
+
+    python benchmarks/attacks.py            # adds what is missing to results/security/attacks.csv (20 minutes on a core)
+    python tools/measured.py                # makes the table in docs/deployment.md of it
 
 Ten devices with parts of the digits, two of them hostile in every round, train a small network with the server's own code:
 its questions, checks of answers, bounds, means and optimizer; only the network between is left out, and all devices of a
-round train at once. Accuracy in percent at 32 and at 2 bits, over three seeds. Writes results/security/attacks.csv; one that
-is there is continued.
+round train at once. Accuracy in percent at 32 and at 2 bits, over three seeds.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from __future__ import annotations
 import argparse
 import csv
 import functools
+import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -27,7 +30,7 @@ from anybit.config import Config, from_recipe
 from anybit.federated.algorithm import client_update
 from anybit.federated.cohort import build_cohort
 from anybit.federated.state import Trainable
-from anybit.fleet import calibration
+from anybit.fleet import calibration, checks
 from anybit.fleet import training as fleet_training
 from anybit.fleet.devices import Devices
 from anybit.fleet.exchange import Question, Reply
@@ -51,12 +54,12 @@ BASE = ["model.name=attacks:network", f"split.clients={CLIENTS}", f"cohort={CLIE
         "fleet.minimum=1", "fleet.quarantine=1000"]
 Answer = dict[str, Any]
 """What a device sends: delta, examples, losses; or the statistics of its sites."""
-OFF = ["fleet.norm_bound=off", "fleet.examples_bound=1e9"]
-DEFENCES = {"none": OFF, "fleet defaults": [], **{mean: [*OFF, f"server.mean={mean}"]
-                                                  for mean in ("median", "trimmed", "geometric", "krum")}}
-"""The settings of every defence."""
-FEW = ("none", "fleet defaults")
-"""The defences that concern lies beside the weights; robust means know no counts, and take the median of learned steps."""
+DEFENCES = {"none": ["fleet.norm_bound=off", "fleet.examples_bound=1e9"], "fleet defaults": [],
+            **{mean: [f"server.mean={mean}"] for mean in ("median", "trimmed", "geometric", "krum")}}
+"""The settings of every defence; a robust mean comes on top of the defaults. Without any, ranges are merged as they are
+sent, and learned step sizes are believed, too, which no setting of a fleet can make happen."""
+TABLE = Path(__file__).parents[1] / "results/security/attacks.csv"
+COLUMNS = ("attack", "defence", "bits", "mean", "smallest", "largest", "seeds", "rounds")
 
 
 def network() -> nn.Module:
@@ -74,9 +77,9 @@ def many(answer: Answer) -> None:
     answer["losses"] = [1.0] * (1_000_000 // 32)
 
 
-def widened(answer: Answer) -> None:
-    """Widen all learned step sizes, at the bits that were trained, as far as local steps could."""
-    most = 0.01 * len(answer["losses"])
+def pushed(by: float | None, answer: Answer) -> None:
+    """Widen all learned step sizes, at the bits that were trained, by e^by; none: as far as local steps could."""
+    most = by or 0.01 * len(answer["losses"])
     log_steps = answer["delta"].log_steps
     answer["delta"] = answer["delta"]._replace(log_steps=type(log_steps)(*(
         {site: torch.where(steps != 0, most, 0.0) for site, steps in kind.items()} for kind in log_steps)))
@@ -96,18 +99,21 @@ class Scenario:
     lie: Callable[[Answer], None] = lambda answer: None
     kind: str = "train"
     """The question that hostile devices answer with the lie."""
-    defences: Sequence[str] = tuple(DEFENCES)
     flipped: bool = False
     """Hostile devices train honestly, on the labels 9 − y."""
 
 
-EXAMPLES, LEARNED, BOTH = ["weighting=examples"], ["ranges.learned=true"], ["variant.sites=WA"]
+EXAMPLES, LEARNED, BOTH, SKEWED = ["weighting=examples"], ["ranges.learned=true"], ["variant.sites=WA"], ["split.alpha=0.1"]
+FLIP = functools.partial(scaled, -1.0)
 SCENARIOS = [
-    Scenario("honest"), Scenario("sign flip", lie=functools.partial(scaled, -1.0)),
-    Scenario("scaling by −100", lie=functools.partial(scaled, -100.0)), Scenario("label flip", flipped=True),
-    Scenario("honest, examples weigh", EXAMPLES, defences=FEW), Scenario("lies about counts", EXAMPLES, many, defences=FEW),
-    Scenario("honest, learned steps", LEARNED, defences=FEW), Scenario("step poisoning", LEARNED, widened, defences=FEW),
-    Scenario("honest, WA", BOTH, defences=FEW), Scenario("range poisoning, WA", BOTH, far, "query.ranges", FEW)]
+    Scenario("honest"), Scenario("sign flip", lie=FLIP), Scenario("scaling by −100", lie=functools.partial(scaled, -100.0)),
+    Scenario("label flip", flipped=True),
+    Scenario("honest, WA", BOTH), Scenario("range poisoning, WA", BOTH, far, "query.ranges"),
+    Scenario("honest, learned steps", LEARNED), Scenario("step poisoning", LEARNED, functools.partial(pushed, 2.0)),
+    Scenario("step poisoning within bounds", LEARNED, functools.partial(pushed, None)),
+    Scenario("honest, α = 0.1", SKEWED), Scenario("sign flip, α = 0.1", SKEWED, FLIP),
+    Scenario("honest, examples weigh", EXAMPLES), Scenario("lies about counts", EXAMPLES, many)]
+"""α: of the Dirichlet split, 1 where nothing is said; the smaller, the less alike are devices."""
 
 
 class Fleet(Devices):
@@ -178,8 +184,10 @@ def accuracy(scenario: Scenario, defence: str, seed: int, rounds: int) -> dict[s
             task = _with_flipped_labels(task)
         fleet = Fleet(task, config, scenario)
         server = fleet_training.fleet_computation(task, config, fleet)
-        plain = mock.patch.object(calibration, "_moderate", lambda seen, images: seen)
-        with plain if defence == "none" else nullcontext():
+        with ExitStack() as undefended:
+            if defence == "none":
+                undefended.enter_context(mock.patch.object(calibration, "_moderate", lambda seen, images: seen))
+                undefended.enter_context(mock.patch.object(checks, "_check_log_steps"))
             training = begin(server)
             trained = train(training, fleet_training.FleetRounds(training, fleet))
     own = trained.evaluation["grid"][trained.evaluation["own"]]
@@ -194,28 +202,37 @@ def _with_flipped_labels(task: Task) -> Task:
     return replace(task, data=replace(task.data, train=replace(task.data.train, y=y)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("results/security/attacks.csv"))
-    arguments = parser.parse_args()
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    kept = list(csv.DictReader(arguments.out.open())) if arguments.out.exists() else []
-    with open(arguments.out, "a", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
+def run(rounds: int, seeds: int) -> None:
+    """Train what the table lacks."""
+    kept = {(row["attack"], row["defence"]) for row in rows()} if TABLE.exists() else set()
+    TABLE.parent.mkdir(parents=True, exist_ok=True)
+    with open(TABLE, "a", newline="", encoding="utf-8") as file:
+        lines = csv.writer(file, lineterminator="\n")
         if not kept:
-            table.writerow(["attack", "defence", "bits", "mean", "smallest", "largest", "seeds", "rounds"])
-        for scenario, defence in [(s, d) for s in SCENARIOS for d in s.defences]:
-            if any((row["attack"], row["defence"]) == (scenario.name, defence) for row in kept):
+            lines.writerow(COLUMNS)
+        for scenario, defence in itertools.product(SCENARIOS, DEFENCES):
+            if (scenario.name, defence) in kept:
                 continue
-            runs = [accuracy(scenario, defence, seed, arguments.rounds) for seed in range(1, arguments.seeds + 1)]
+            runs = [accuracy(scenario, defence, seed, rounds) for seed in range(1, seeds + 1)]
             for bits in runs[0]:
                 scores = [run[bits] for run in runs]
-                table.writerow([scenario.name, defence, bits, f"{statistics.fmean(scores):.2f}", f"{min(scores):.2f}",
-                                f"{max(scores):.2f}", len(scores), arguments.rounds])
-                print(f"{scenario.name:24} {defence:22} {bits:7} {statistics.fmean(scores):6.2f}", flush=True)
+                lines.writerow([scenario.name, defence, bits, f"{statistics.fmean(scores):.2f}", f"{min(scores):.2f}",
+                                f"{max(scores):.2f}", len(scores), rounds])
+                print(f"{scenario.name:28} {defence:22} {bits:7} {statistics.fmean(scores):6.2f}", flush=True)
             file.flush()
+
+
+def rows() -> list[dict[str, str]]:
+    with open(TABLE, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seeds", type=int, default=3)
+    given = parser.parse_args()
+    run(given.rounds, given.seeds)
 
 
 if __name__ == "__main__":

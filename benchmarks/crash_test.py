@@ -2,9 +2,9 @@
 
 python benchmarks/crash_test.py --mode sequential --kills 40
 
-Half of the kills come at a random time, half in the moment in which a checkpoint is being written. Modes: sequential,
-stacked, processes (engines of one process or machine), torchrun (two ranks), sweep, sweep-stacked (runs side by side).
-Writes results/reliability/crash-MODE.json.
+Half of the kills come at a random time, half in the moment in which a file is being written, most often a checkpoint or
+a manifest. Modes: sequential, stacked, processes (engines of one process or machine), torchrun (two ranks), sweep,
+sweep-stacked (runs side by side). Writes results/reliability/crash-MODE.json.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Crash:
 
     def _kill(self, pid: int, name: str) -> bool:
         """Kill it in a while; false if it ended before that and nobody has waited for it."""
-        wait_for_write, writes = self.draw.random() < 0.5, self.draw.randint(1, 4)
+        wait_for_write, writes = self.draw.random() < 0.5, self.draw.randint(1, 12)
         deadline, seen = time.perf_counter() + self.draw.uniform(0, self.duration / 2), set[str]()
         while wait_for_write or time.perf_counter() < deadline:
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -159,9 +159,9 @@ class Crash:
 
 
 def half_written(folder: Path) -> list[str]:
-    """Temporary files of checkpoints in a run, or in the runs of a sweep."""
+    """Temporary files (checkpoints, manifests, results) of a run, or of the runs of a sweep."""
     found = []
-    for place in (folder / "checkpoints", *folder.glob("*/checkpoints")):
+    for place in (folder, *folder.glob("*/"), *folder.glob("*/checkpoints")):
         try:
             found += [str(path) for path in place.iterdir() if path.name.startswith(".")]
         except OSError:

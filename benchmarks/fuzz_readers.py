@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from fuzz import Reader
 from fuzz_runs import small_model, trained
-from fuzz_strangers import digests, hello, links
+from fuzz_strangers import devices, digests, gate, hello, links
 from mutate import Mutate, mutate_bytes, mutate_json, mutate_lines, mutate_safetensors, mutate_toml
 
 import anybit
@@ -236,5 +236,5 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     "npy": npy, "split": split, "fleet": fleet, "results": results, "sweep": sweep,
     "evaluation": functools.partial(_of_run, "evaluation.json"), "metrics": functools.partial(_of_run, "metrics.jsonl"),
     "timing": functools.partial(_of_run, "timing.jsonl"), "digests": digests, "links": links, "hello": hello,
-    "answer": answer, "delta": functools.partial(delta, 32),
+    "devices": devices, "gate": gate, "answer": answer, "delta": functools.partial(delta, 32),
     "delta4": functools.partial(delta, 4)}

@@ -49,9 +49,9 @@ def test_poisson_sampling_is_the_formula() -> None:
 
 
 def test_the_published_example_of_the_moments_accountant() -> None:
-    """Abadi et al., Deep Learning with Differential Privacy (2016), section 3.1: q = 0.01, σ = 4, T = 10,000, δ = 1e-5.
+    """Abadi et al., Deep Learning with Differential Privacy (2016), the example after Theorem 1: ε ≈ 1.26.
 
-    "we have ε ≈ 1.26 with the moments accountant", which converts by ln(1/δ)/(α − 1); today's conversion gives less.
+    q = 0.01, σ = 4, T = 10,000, δ = 1e-5. They convert by ln(1/δ)/(α − 1); today's conversion gives less.
     """
     published = min(10_000 * renyi(0.01, 4.0, a) + math.log(1e5) / (a - 1) for a in range(2, 64))
     assert published == pytest.approx(1.26, abs=0.005)

@@ -4,8 +4,9 @@ Extremes of extremes and sums of sums are those of all images together, so min-m
 as on one machine; running ones average over the devices' batches. The MSE rule needs a second question: the merged range
 fixes one grid of candidates, devices send their squared errors on it, and the candidate with the least sum wins.
 
-Among three devices or more, the median bounds what each of them can do: what lies far beyond the others' values is cut
-down to `FACTOR` times the usual before it is merged, and nothing else is changed.
+Among three devices or more, the median bounds what a minority can do: a range or mean that lies further from the median
+than devices usually do, and a weight or error beyond `FACTOR` times the usual, is cut down before it is merged, and nothing
+else is changed. At 2 bits a range that is merely tripled has no level left for most values.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ from anybit.quant.calibrate import SEEN, merge_seen
 from anybit.tensors import Tensors
 
 FACTOR = 3
-"""How many times the devices' median a device's range, mean, weight or squared error can be."""
+"""How many times the devices' median a device's weight, values per image or squared error can be."""
+DEVIATIONS = 3
+"""How many median deviations a device's extremes and means can lie from the devices' median, …"""
+SLACK = 0.1
+"""… and this share of the usual range more: where devices are alike, a small difference is no lie."""
 
 
 def check_seen(reply: Reply, round: int, sites: Sequence[str]) -> dict[str, Tensor]:
@@ -79,22 +84,27 @@ def merged_errors(parts: Sequence[Errors]) -> dict[str, Tensor]:
 
 
 def _moderate(seen: Tensor, images: int) -> Tensor:
-    """Return (device, statistics) of one site with immoderate rows made moderate, all others as they are.
-
-    An extreme lies beyond the median of its kind by the median range at most, so that the range is at most tripled.
-    """
+    """Return (device, statistics) of one site with immoderate rows made moderate, all others as they are."""
     if len(seen) < 3:
         return seen
     calls, low, high, total, values, rows, lows, highs = seen.double().unbind(1)
-    width = median(high - low)
-    bottom, top = median(low) - width, median(high) + width
+    slack = SLACK * median(high - low)
     # A layer that is called several times sees every image as often.
     weight = rows.minimum(FACTOR * median(rows).clamp_min(images)) / rows
     features = (values / rows).clamp(median(values / rows) / FACTOR, median(values / rows) * FACTOR)
-    mean = (total / values).minimum(FACTOR * median(total / values))
     some, count = rows * weight * features, calls * weight
-    moderate = torch.stack([count, low.clamp(bottom, top), high.clamp(bottom, top), some * mean, some, rows * weight,
-                            count * (lows / calls).clamp(bottom, top), count * (highs / calls).clamp(bottom, top)], 1)
-    # Only what is cut differs by more than rounding: honest statistics keep their bytes.
+    moderate = torch.stack([count, _usual(low, slack), _usual(high, slack), some * _usual(total / values, slack), some,
+                            rows * weight, count * _usual(lows / calls, slack), count * _usual(highs / calls, slack)], 1)
+    # Only what is cut differs by more than rounding: other statistics keep their bytes.
     changed = ((moderate - seen).abs() > 1e-5 * seen.abs()).any(1, keepdim=True)
     return torch.where(changed, moderate.to(seen.dtype), seen)
+
+
+def _usual(values: Tensor, slack: Tensor) -> Tensor:
+    """Clip the devices' values x to m ± (DEVIATIONS · median |x − m| + slack), m their median.
+
+    Less than half of the devices move neither median beyond what honest ones say.
+    """
+    middle = median(values)
+    reach = DEVIATIONS * median((values - middle).abs()) + slack
+    return values.clamp(middle - reach, middle + reach)
