@@ -67,7 +67,7 @@ def _max_pool(node: Node, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 def _avg_pool(node: Node, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
     return _fitting(node, lambda ceil: F.avg_pool2d(x, node["kernel"], node["stride"], node["padding"], ceil,
-                                                    node["border"]))
+                                                    bool(node["border"])))
 
 
 def _fitting(node: Node, pool: Callable[[bool], Tensor]) -> Tensor:
@@ -106,7 +106,6 @@ _FUNCTIONS: dict[str, Function] = {
     "scale": lambda node, own, x: x * node["factor"] + node["shift"],
     "add": _spread(torch.add), "sub": _spread(torch.sub), "mul": _spread(torch.mul),
     "max_pool": _max_pool, "avg_pool": _avg_pool,
-    "adaptive_avg_pool": lambda node, own, x: F.adaptive_avg_pool2d(x, node["shape"][1:]),
     "mean": lambda node, own, x: x.reshape(len(x), math.prod(node["shape"]), -1).mean(-1),
     "reshape": lambda node, own, x: x, "window": _window, "cat": lambda node, own, *parts: torch.cat(parts, 1),
 }

@@ -22,8 +22,8 @@ from anybit.export.subject import Subject
 from anybit.quant.grid import FLOAT, Width
 
 OPERATIONS = ("quantize", "conv", "linear", "group_norm", "batch_norm", "relu", "leaky_relu", "clamp", "sigmoid", "silu",
-              "tanh", "hardsigmoid", "hardswish", "scale", "add", "sub", "mul", "max_pool", "avg_pool", "adaptive_avg_pool",
-              "mean", "reshape", "window", "cat")
+              "tanh", "hardsigmoid", "hardswish", "scale", "add", "sub", "mul", "max_pool", "avg_pool", "mean",
+              "reshape", "window", "cat")
 """Every operation that a graph may hold."""
 Node = dict[str, Any]
 DIMENSIONS = 4
@@ -179,10 +179,19 @@ def _pool(op: str) -> Lowering:
                                                    ("padding", given["padding"]))}
         if given.get("divisor_override"):
             raise ModelError("the graph of an archive has no divisor_override")
-        own = {"dilation": [given["dilation"][0], given["dilation"][-1]]} if op == "max_pool" else \
-            {"border": bool(given["count_include_pad"])}
-        return nodes.add(op, [_x(given)], shape, **pairs, **own)
+        wide = given.get("dilation", [1])
+        own = {} if op == "max_pool" else {"border": int(given["count_include_pad"])}
+        return nodes.add(op, [_x(given)], shape, **pairs, dilation=[wide[0], wide[-1]], **own)
     return lowering
+
+
+def _adaptive(nodes: Nodes, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
+    """Add windows of equal size, where the sides can be divided so."""
+    x = _x(given)
+    sides = [n // m for n, m in zip(x.shape[2:], shape[2:], strict=True)]
+    if any(n % m for n, m in zip(x.shape[2:], shape[2:], strict=True)):
+        raise ModelError(f"the graph of an archive does not divide {x.shape[2:]} into {shape[2:]} equal windows")
+    return nodes.add("avg_pool", [x], shape, kernel=sides, stride=sides, padding=[0, 0], dilation=[1, 1], border=0)
 
 
 def _mean(nodes: Nodes, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
@@ -229,7 +238,7 @@ _LOWERINGS: dict[str, Lowering] = {
     "leaky_relu": lambda nodes, given, shape, layer: nodes.add("leaky_relu", [_x(given)], shape,
                                                                slope=given["negative_slope"]),
     **{op: _binary(op) for op in ("add", "sub", "mul", "div")},
-    "max_pool2d": _pool("max_pool"), "avg_pool2d": _pool("avg_pool"), "adaptive_avg_pool2d": _plain("adaptive_avg_pool"),
+    "max_pool2d": _pool("max_pool"), "avg_pool2d": _pool("avg_pool"), "adaptive_avg_pool2d": _adaptive,
     "mean": _mean, "slice": _slice, "pad": _pad, "constant_pad_nd": _pad, "cat": _cat,
     **dict.fromkeys(("view", "reshape", "flatten", "_unsafe_view", "unsqueeze", "squeeze", "clone", "contiguous", "dropout",
                      "alias", "detach", "unflatten", "to", "_to_copy", "lift_fresh_copy"), _same),
