@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from anybit.export import exporting
@@ -128,6 +129,42 @@ def test_javascript_computes_the_evaluation_and_every_bit_of_c(name: str, grid: 
         assert torch.equal(result, found([str(reader)], path, subject)), width
 
 
+class Everything(nn.Module):
+    """The operations that the other networks lack, joined."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.even = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 4, (2, 4), padding="same", groups=2)
+        self.wide, self.line = nn.Conv2d(6, 5, 2, stride=3, dilation=3, padding=5), nn.Conv1d(6, 4, 5, 2, 2)
+        self.rows = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        parts = [self.even(x), self.wide(x), self.line(x.flatten(2)), self.rows(x), F.leaky_relu(x, 0.1), F.silu(x),
+                 torch.tanh(x) - 0.5 * x, torch.sigmoid(x) - x, -x / 4, x.clamp(min=-0.1), F.hardtanh(x, -0.2, 0.3),
+                 F.avg_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+                 F.avg_pool2d(x, 3, 2, ceil_mode=True), F.max_pool2d(x, (2, 3), (2, 1), dilation=2),
+                 F.adaptive_avg_pool2d(x, (2, 4)), x.mean(-1, keepdim=True), x.permute(0, 2, 3, 1), x.transpose(2, 3),
+                 x[:, 1::2, 2:, -3:], F.pad(x, (1, 2, 0, 1, 1, 1), value=0.5), F.pad(x, (-1, 2)), x * x.mean((2, 3), True)]
+        return torch.cat([part.flatten(1) for part in parts], 1)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Subject]:
+    path, subject = tmp_path_factory.mktemp("everything") / "model.fp32.safetensors", made(Everything, "full")
+    write_archive(path, subject, Width(32, 32))
+    return path, subject
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("language", ["c", pytest.param("javascript", marks=pytest.mark.browser)])
+def test_every_operation(language: str, everything: tuple[Path, Subject], reader: Path) -> None:
+    path, subject = everything
+    result = found([str(reader)] if language == "c" else ["node", str(READERS / "read.mjs")], path, subject)
+    expected = outputs(reference(subject, Width(32, 32)), subject)[:EXAMPLES]
+    torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+
+
 def damaged(content: bytes) -> dict[str, bytes]:
     """Fifty files that end too early, and fifty with a flipped bit, in the header and behind it."""
     start, size = 8 + int.from_bytes(content[:8], "little"), len(content)
@@ -139,8 +176,8 @@ def damaged(content: bytes) -> dict[str, bytes]:
 def refusal(reader: Path, content: bytes, folder: Path) -> str:
     """The one line with which the reader in C refuses a file; empty if it takes it."""
     (folder / "m.safetensors").write_bytes(content)
-    done = subprocess.run([str(reader), str(folder / "m.safetensors")], capture_output=True, text=True, check=False, timeout=60,
-                          env=ALONE)
+    done = subprocess.run([str(reader), str(folder / "m.safetensors")], capture_output=True, text=True, check=False,
+                          timeout=60, env=ALONE)
     assert (done.returncode, done.stderr) == (0, "") or \
         (done.returncode == 1 and re.fullmatch(r"refused: [^\n]*\n", done.stderr)), done.stderr
     return done.stderr
@@ -160,7 +197,8 @@ def test_javascript_refuses_damage(archive: Path, tmp_path: Path) -> None:
         (tmp_path / str(i)).write_bytes(content)
     script = (f"const {{ readArchive }} = await import({json.dumps((READERS / 'read.mjs').as_uri())});"
               "const { readFileSync } = await import('node:fs'); const taken = [];"
-              f"for (let i = 0; i < {len(cases)}; i++) await readArchive(readFileSync({json.dumps(str(tmp_path))} + '/' + i))"
+              f"for (let i = 0; i < {len(cases)}; i++) "
+              f"await readArchive(readFileSync({json.dumps(str(tmp_path))} + '/' + i))"
               ".then(() => taken.push(i), e => { if (!/^refused: .*$/.test(e.message)) taken.push(e.message); });"
               "console.log(JSON.stringify(taken))")
     done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True)

@@ -15,6 +15,7 @@ or lie halfway between two (−1.5). Version 1 has weights and grids alone, and 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,14 @@ VERSIONS = ("anybit-archive-1", "anybit-archive-2")
 FORMAT = VERSIONS[-1]
 KEYS = {
     "format": "anybit-archive-2", "width": "W4, W4A8, …", "steps": "where the step sizes come from, in words",
-    "rounding": "half-even", "packed": "{NAME: {bits, low, high, offset, shape}}",
-    "activations": "{SITE: {bits, low, high, offset}}", "tied": "{further name of a tensor: the one it is stored under}",
+    "rounding": "half-even", "packed": "{NAME: {bits, low, offset, shape}}",
+    "activations": "{SITE: {bits, low, offset, high}}", "tied": "{further name of a tensor: the one it is stored under}",
     "input": "{type, shape, mean, std}", "output": "{shape, classes}", "graph": "[{op, in, shape, …}]",
     "no_graph": "instead of graph: why there is none", "test": "{tolerance}",
     "sha256": "of the whole file, with 64 zeros in its place", "sha256_of": "file"}
 """{key of the metadata: what it holds}."""
 _TEST = ("test/inputs", "test/outputs")
+_NETWORK = ("input", "output", "graph", "test")
 
 
 def write_archive(path: Path, subject: Subject, width: Width, trace: Callable[[], Trace] | None = None) -> None:
@@ -60,9 +62,8 @@ def write_archive(path: Path, subject: Subject, width: Width, trace: Callable[[]
         if (bits := subject.bits(site, width)) != FLOAT:
             grid = subject.grid(site, width)
             tensors[f"{site}.step"] = grid.step
-            activations[site] = _levels(bits, grid)
-    packed = {name: {**_levels(q.bits, subject.grid(f"{name}_quantizer", width)), "shape": list(q.codes.shape)}
-              for name, q in quantized.items()}
+            activations[site] = {**_levels(bits, float(grid.low)), "high": _number(float(grid.high))}
+    packed = {name: {**_levels(q.bits, q.low), "shape": list(q.codes.shape)} for name, q in quantized.items()}
     facts = {"packed": packed, "activations": activations, **({"tied": tied} if tied else {})}
     network, sample = _network(subject, width, trace)
     if sample is not None:
@@ -90,8 +91,8 @@ def _network(subject: Subject, width: Width, trace: Callable[[], Trace] | None) 
 def read_archive(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return (parameters and buffers as float32, exactly the fake-quant weights, and the facts of the metadata).
 
-    Facts are "width", "activations" with their step sizes and, where the file has them, "input", "output", "graph", "no_graph"
-    and "test" with its "inputs" and "outputs".
+    Facts are "width", "activations" with their step sizes and, where the file has them, "input", "output", "graph" or
+    "no_graph", and "test" with its "inputs" and "outputs".
     """
     tensors, metadata = load(path)
     if metadata.get("format") not in VERSIONS:
@@ -105,7 +106,7 @@ def read_archive(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         rest = {name: tensor for name, tensor in tensors.items() if name.removesuffix(".step") not in packed}
         every = {**rest, **weights}
         tied = {name: every[first] for name, first in bounded(json.loads(metadata.get("tied", "{}"))).items()}
-        facts = {key: bounded(json.loads(metadata[key])) for key in ("input", "output", "graph", "test") if key in metadata}
+        facts: dict[str, Any] = {key: bounded(json.loads(metadata[key])) for key in _NETWORK if key in metadata}
         if "test" in facts:
             facts["test"] = {**facts["test"], **test}
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
@@ -155,14 +156,13 @@ def _tied(model: nn.Module) -> dict[str, str]:
     return {name: original for name, original in known.items() if name != original}
 
 
-def _levels(bits: int, grid: Grid) -> dict[str, float]:
-    return {"bits": bits, "low": _number(grid.low), "high": _number(grid.high), "offset": _number(grid.offset)}
+def _levels(bits: int, low: float) -> dict[str, float]:
+    return {"bits": bits, "low": _number(low), "offset": _number(low - math.floor(low))}
 
 
-def _number(level: Tensor | float) -> float:
+def _number(level: float) -> float:
     """Return a level as JSON has it: −2 without a point, −1.5 with one."""
-    value = float(level)
-    return int(value) if value.is_integer() else value
+    return int(level) if level.is_integer() else level
 
 
 def _weight(tensors: Mapping[str, Tensor], name: str, entry: Mapping[str, Any]) -> Tensor:

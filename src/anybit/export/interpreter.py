@@ -80,6 +80,7 @@ def _batch_norm(node: Node, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
 
 
 def _window(node: Node, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    x = x.permute(0, *(axis + 1 for axis in node["axes"]))
     for dim, (size, start, step) in enumerate(zip(node["shape"], node["start"], node["step"], strict=True), 1):
         place = start + step * torch.arange(size)
         inside = ((place >= 0) & (place < x.shape[dim])).reshape(-1, *[1] * (x.dim() - 1 - dim))

@@ -211,7 +211,27 @@ def _slice(nodes: Nodes, given: dict[str, Any], shape: tuple[int, ...], layer: s
     x, dim, first = _x(given), given["dim"] % len(shape), given["start"] or 0
     start, step = [0] * len(shape), [1] * len(shape)
     start[dim], step[dim] = max(first + x.shape[dim] if first < 0 else first, 0), given["step"]
-    return x if x.shape == shape else nodes.add("window", [x], shape, start=start[1:], step=step[1:], value=0)
+    return x if x.shape == shape else _window(nodes, x, shape, start=start, step=step)
+
+
+def _window(nodes: Nodes, x: Value, shape: tuple[int, ...], axes: Sequence[int] = (), start: Sequence[int] = (),
+            step: Sequence[int] = (), value: float = 0) -> Value:
+    """Add y[i] = x[j] with j[axes[d]] = start[d] + step[d] · i[d], or `value` where that is outside; batch included."""
+    if axes and axes[0] != 0:
+        raise ModelError("the graph of an archive does not move the batch")
+    size = len(shape) - 1
+    return nodes.add("window", [x], shape, axes=[d - 1 for d in axes[1:]] or list(range(size)),
+                     start=list(start[1:]) or [0] * size, step=list(step[1:]) or [1] * size, value=value)
+
+
+def _permute(nodes: Nodes, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
+    return _window(nodes, _x(given), shape, axes=[d % len(shape) for d in given["dims"]])
+
+
+def _transpose(nodes: Nodes, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
+    axes, (a, b) = list(range(len(shape))), (given[key] % len(shape) for key in ("dim0", "dim1"))
+    axes[a], axes[b] = axes[b], axes[a]
+    return _window(nodes, _x(given), shape, axes=axes)
 
 
 def _pad(nodes: Nodes, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
@@ -219,8 +239,7 @@ def _pad(nodes: Nodes, given: dict[str, Any], shape: tuple[int, ...], layer: str
     if given.get("mode", "constant") != "constant" or not math.isfinite(given.get("value") or 0):
         raise ModelError("the graph of an archive has borders of a finite constant alone")
     before = [0] * (len(shape) - len(border) // 2) + border[-2::-2]
-    return nodes.add("window", [_x(given)], shape, start=[-n for n in before[1:]], step=[1] * (len(shape) - 1),
-                     value=given.get("value") or 0)
+    return _window(nodes, _x(given), shape, start=[-n for n in before], value=given.get("value") or 0)
 
 
 def _cat(nodes: Nodes, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
@@ -239,7 +258,8 @@ _LOWERINGS: dict[str, Lowering] = {
                                                                slope=given["negative_slope"]),
     **{op: _binary(op) for op in ("add", "sub", "mul", "div")},
     "max_pool2d": _pool("max_pool"), "avg_pool2d": _pool("avg_pool"), "adaptive_avg_pool2d": _adaptive,
-    "mean": _mean, "slice": _slice, "pad": _pad, "constant_pad_nd": _pad, "cat": _cat,
+    "mean": _mean, "slice": _slice, "permute": _permute, "transpose": _transpose, "pad": _pad,
+    "constant_pad_nd": _pad, "cat": _cat,
     **dict.fromkeys(("view", "reshape", "flatten", "_unsafe_view", "unsqueeze", "squeeze", "clone", "contiguous", "dropout",
                      "alias", "detach", "unflatten", "to", "_to_copy", "lift_fresh_copy"), _same),
 }

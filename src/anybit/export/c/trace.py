@@ -26,8 +26,8 @@ SPLITS = ("split", "split_with_sizes", "chunk")
 def traced(subject: Subject) -> Trace:
     """Return the network's operations on one example."""
     if not isinstance(subject.images, Tensor) or subject.images.dtype != torch.float32:
-        raise ModelError(f"C artifacts and graphs of archives are for one float32 input, not {described(subject.images)}; use "
-                         "--runtime onnx")
+        raise ModelError("C artifacts and graphs of archives are for one float32 input, not "
+                         f"{described(subject.images)}; use --runtime onnx")
     model: nn.Module = positional(subject.model, subject.images, subject.output)
     with quiet():
         try:

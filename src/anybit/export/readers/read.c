@@ -107,18 +107,21 @@ static void quantize(const node *a, node *n)
 }
 static void window(const node *a, node *n)
 {
-    int64_t start[MOST], step[MOST];
+    int64_t axes[MOST], start[MOST], step[MOST], stride[MOST] = {0};
     const float fill = (float)number(n->given, "value");
     list(n->given, "start", start, -LARGEST, n->rank), list(n->given, "step", step, 1, n->rank);
+    list(n->given, "axes", axes, 0, n->rank);
     if (a->rank != n->rank) REFUSE("a window has other dimensions than its input");
+    for (int64_t d = a->rank - 1, size = 1; d >= 0; size *= a->dim[d--])
+        stride[d] = size, whole((double)axes[d], 0, a->rank - 1);
     for (int64_t i = 0; i < n->size; i++) {
-        int64_t rest = i, place = 0, stride = 1, inside = 1;
-        for (int64_t d = n->rank - 1; d >= 0; rest /= n->dim[d], stride *= a->dim[d], d--) {
+        int64_t rest = i, place = 0, inside = 1;
+        for (int64_t d = n->rank - 1; d >= 0; rest /= n->dim[d--]) {
             const int64_t at = start[d] + step[d] * (rest % n->dim[d]);
-            inside = inside && at >= 0 && at < a->dim[d];
-            place += inside ? at * stride : 0;
+            inside = inside && at >= 0 && at < a->dim[axes[d]];
+            place += inside ? at * stride[axes[d]] : 0;
         }
-        n->y[i] = inside ? a->y[place] : fill;
+        n->y[i] = inside && place < a->size ? a->y[place] : fill;
     }
 }
 static void each(const node *a, node *n)            /* a number, or two, at a time */

@@ -189,13 +189,14 @@ function quantize(model, { site }, { x }) {
   return x.map(v => step * Math.min(Math.max(f(nearest(f(f(v / step) - offset)) + offset), low), high));
 }
 
-function window(model, { shape, start, step, value }, a) {
+function window(model, { shape, axes, start, step, value }, a) {
+  const strides = a.shape.map((_, d) => product(a.shape.slice(d + 1)));
   return filled(shape, i => {
-    let place = 0, stride = 1;
-    for (let d = shape.length - 1; d >= 0; i = Math.floor(i / shape[d]), stride *= a.shape[d], d--) {
+    let place = 0;
+    for (let d = shape.length - 1; d >= 0; i = Math.floor(i / shape[d]), d--) {
       const at = start[d] + step[d] * (i % shape[d]);
-      if (at < 0 || at >= a.shape[d]) return value;
-      place += at * stride;
+      if (at < 0 || at >= a.shape[axes[d]]) return value;
+      place += at * strides[axes[d]];
     }
     return a.x[place];
   });
