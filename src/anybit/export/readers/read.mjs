@@ -232,6 +232,6 @@ async function main(path, ...rest) {
   writeFileSync(outputs, new Uint8Array(found.buffer));
 }
 
-if (globalThis.process?.argv?.[1] && import.meta.url === new URL(`file://${process.argv[1]}`).href) {
+if (/[\\/]read\.mjs$/.test(globalThis.process?.argv?.[1])) {       // run, and not imported
   main(...process.argv.slice(2)).catch(error => { console.error(error.message); process.exitCode = 1; });
 }
