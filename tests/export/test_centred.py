@@ -99,7 +99,7 @@ def test_the_archive_keeps_two_bits_per_weight(subject: Subject, tmp_path: Path)
     assert 0 <= sizes[1] - sizes[0] <= 8 * len(subject.layers), "'-1.5' for '-2', and the header's padding"
     packed = json.loads(load(tmp_path / "1.safetensors")[1]["packed"])
     assert {entry["low"] for entry in packed.values()} == {-1.5}
-    assert '"low": -2,' in load(tmp_path / "0.safetensors")[1]["packed"], "whole numbers have no point"
+    assert '"low":-2,' in load(tmp_path / "0.safetensors")[1]["packed"], "whole numbers have no point"
 
 
 def test_a_centred_activation_in_the_archive(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from anybit.config import Config, chosen
 from anybit.data.examples import Data
@@ -33,6 +33,8 @@ from anybit.training.run import Run
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task
 
+Trace = tuple[fx.Graph, dict[str, Tensor]]
+"""A network's operations on one example, and {placeholder: the parameter or buffer that it stands for}."""
 _MEASURED = "; activations measured on "
 
 
@@ -144,6 +146,12 @@ class Subject:
     def weight_of(self) -> dict[str, str]:
         """{layer or input: the parameter that it is multiplied with}."""
         return {layer: parameter for parameter, layers in self.matrices.items() for layer in layers}
+
+    def fed(self, parameter: str, layer: str) -> tuple[str, str | None]:
+        """Return (the layer, the activation site of its input) where a parameter is used; of tied layers, the first's."""
+        fed_by = self.matrices.get(parameter, [])
+        layer = layer if layer in fed_by or not fed_by else fed_by[0]
+        return layer, self.input_sites.get(layer) if fed_by else None
 
     @property
     def float_bytes(self) -> int:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from anybit.export.artifact import Artifact, Footprint
 from anybit.export.c.host import run
@@ -16,7 +16,7 @@ from anybit.export.c.program import Program, named
 from anybit.export.c.trace import build, traced
 from anybit.export.c.write import Source, write
 from anybit.export.reference import reference
-from anybit.export.subject import Subject
+from anybit.export.subject import Subject, Trace
 from anybit.export.verify import unverified, verdict
 from anybit.files.writing import write_bytes
 from anybit.inputs import leaves
@@ -31,7 +31,8 @@ class CExporter:
     verify: bool = True
 
     @cached_property
-    def _traced(self) -> tuple[fx.Graph, dict[str, Tensor]]:
+    def trace(self) -> Trace:
+        """The network, traced once for all widths."""
         return traced(self.subject)
 
     @cached_property
@@ -42,7 +43,7 @@ class CExporter:
 
     def written(self, path: Path, width: Width) -> tuple[Program, Source]:
         """Write PATH and its header, and nothing else."""
-        program, header = build(self.subject, *self._traced, width), path.with_suffix(".h")
+        program, header = build(self.subject, *self.trace, width), path.with_suffix(".h")
         text = write(program, named(path), header.name)
         for file, content in ((path, text.code), (header, text.header)):
             write_bytes(file, content.encode("ascii"))

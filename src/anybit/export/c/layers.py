@@ -40,10 +40,10 @@ def conv(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer:
     """Add a convolution of one or two dimensions."""
     x, weight = given["input"], given["weight"]
     use = _used(program, weight, given.get("bias"), layer)
-    kernel = _two(weight.shape[2:], 1)
-    stride, dilation = _two(given["stride"], 1), _two(given["dilation"], 1)
-    geometry = Geometry(x.shape[1], _two(x.shape[2:], 1), shape[1], _two(shape[2:], 1), given["groups"], kernel, stride,
-                        dilation, _padding(given["padding"], kernel, dilation))
+    kernel = two(weight.shape[2:], 1)
+    stride, dilation = two(given["stride"], 1), two(given["dilation"], 1)
+    geometry = Geometry(x.shape[1], two(x.shape[2:], 1), shape[1], two(shape[2:], 1), given["groups"], kernel, stride,
+                        dilation, first_padding(given["padding"], kernel, dilation))
     macs = weight.numel() // weight.shape[0] * int(np.prod(shape))
     if use.quantized is None or use.grid is None or not _fits(use.quantized, use.grid):
         x = _on_grid(program, x, use)
@@ -116,16 +116,17 @@ class Geometry:
         return program.structure("conv_t", f"{name or 'model'}.shape", numbers)
 
 
-def _two(numbers: Sequence[int], default: int) -> tuple[int, int]:
+def two(numbers: Sequence[int], default: int) -> tuple[int, int]:
     """Return (y, x); of one number for a line it is x."""
     return (default, *numbers) if len(numbers) == 1 else (numbers[0], numbers[1])  # type: ignore[return-value]
 
 
-def _padding(given: Sequence[int] | str, kernel: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, int]:
+def first_padding(given: Sequence[int] | str, kernel: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, int]:
+    """Return the rows above and the columns left of the input; those behind follow from the shape of the result."""
     if given == "same":
         y, x = (d * (k - 1) // 2 for k, d in zip(kernel, dilation, strict=True))
         return y, x
-    return (0, 0) if isinstance(given, str) else _two(given, 0)
+    return (0, 0) if isinstance(given, str) else two(given, 0)
 
 
 def _used(program: Program, weight: Any, bias: Any, layer: str) -> _Use:
@@ -134,10 +135,8 @@ def _used(program: Program, weight: Any, bias: Any, layer: str) -> _Use:
         raise ModelError(f"layer '{layer}': its weight or bias is computed, which the C export does not take; use "
                          + option("runtime", "onnx"))
     parameter = next((name for name, p in subject.model.named_parameters() if p is weight), "")
-    fed_by = subject.matrices.get(parameter, [])
-    layer = layer if layer in fed_by or not fed_by else fed_by[0]
-    site = subject.input_sites.get(layer)
-    grid = subject.grid(site, width) if fed_by and site and subject.bits(site, width) != FLOAT else None
+    layer, site = subject.fed(parameter, layer)
+    grid = subject.grid(site, width) if site and subject.bits(site, width) != FLOAT else None
     quantized = program.weights.get(parameter)
     if width.activations != FLOAT and (grid is None or quantized is None or not _fits(quantized, grid)):
         program.in_float[layer] = ("its input is not quantized" if grid is None else "its weight is not quantized"

@@ -16,25 +16,25 @@ from anybit.export.c.program import INPUT, Program, Value
 from anybit.export.extras import quiet
 from anybit.export.graph import reason
 from anybit.export.positional import INNER, positional
-from anybit.export.subject import Subject
+from anybit.export.subject import Subject, Trace
 from anybit.inputs import described
 from anybit.quant.grid import Width
 
 SPLITS = ("split", "split_with_sizes", "chunk")
 
 
-def traced(subject: Subject) -> tuple[fx.Graph, dict[str, Tensor]]:
-    """Return the network's operations on one example, and {placeholder: the parameter or buffer that it stands for}."""
+def traced(subject: Subject) -> Trace:
+    """Return the network's operations on one example."""
     if not isinstance(subject.images, Tensor) or subject.images.dtype != torch.float32:
-        raise ModelError(f"the C export takes models of one float32 input, not {described(subject.images)}; use "
-                         + option("runtime", "onnx"))
+        raise ModelError("C artifacts and graphs of archives are for one float32 input, not "
+                         f"{described(subject.images)}; use " + option("runtime", "onnx"))
     model: nn.Module = positional(subject.model, subject.images, subject.output)
     with quiet():
         try:
             # An empty table of decompositions: operations stay as torch names them, and none is in place.
             program = torch.export.export(model, (subject.images[:1].clone(),)).run_decompositions({})
         except Exception as error:  # of any kind: torch's tracer runs the user's code
-            raise ModelError(f"the model cannot be traced for C: {reason(error)}") from error
+            raise ModelError(f"the model cannot be traced: {reason(error)}") from error
     tensors = {**dict(model.named_buffers(remove_duplicate=False)), **dict(model.named_parameters(remove_duplicate=False)),
                **program.constants}
     known = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs if spec.target is not None}
@@ -59,12 +59,12 @@ def build(subject: Subject, graph: fx.Graph, tensors: Mapping[str, Tensor], widt
 
 
 def _lowered(program: Program, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    given = fx.map_arg(_arguments(node), lambda n: values[n])
-    layer = _layer(node)
+    given = fx.map_arg(arguments(node), lambda n: values[n])
+    layer = layer_of(node)
     if node.target is operator.getitem:  # of a list of parts, or of the first of several results
         parts, index = given["self"], int(str(node.args[1]))
         return parts[index] if isinstance(parts, list) else parts
-    name = str(node.target).split(".")[1] if "." in str(node.target) else str(node.target)
+    name = operation(node)
     lowering = OPERATIONS.get(name)
     if lowering is None and name not in SPLITS:
         place = f"layer '{layer}': " if layer else ""
@@ -76,7 +76,12 @@ def _lowered(program: Program, node: fx.Node, values: Mapping[fx.Node, Any]) -> 
     return lowering(program, needed, shapes[0], layer) if lowering else split(program, needed, shapes, layer)
 
 
-def _arguments(node: fx.Node) -> dict[str, Any]:
+def operation(node: fx.Node) -> str:
+    """Return the name of an operation, as torch has it."""
+    return str(node.target).split(".")[1] if "." in str(node.target) else str(node.target)
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
     """Return the arguments of a call by name, with their defaults."""
     if node.target is operator.getitem:
         return {"self": node.args[0]}
@@ -99,7 +104,7 @@ def _operand(program: Program, value: Any, name: str, key: str) -> Any:
     return Value(array, tuple(value.shape), constant=True)
 
 
-def _layer(node: fx.Node) -> str:
+def layer_of(node: fx.Node) -> str:
     """Return the name of the module that an operation belongs to."""
     stack = node.meta.get("nn_module_stack") or {}
     name = next(reversed(stack.values()))[0] if stack else ""
