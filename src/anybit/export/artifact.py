@@ -35,7 +35,7 @@ class Footprint:
     weights: int
     """All constants: packed weights, scales, biases, norms."""
     ram: int
-    """Static memory: the arena and one unpacked row."""
+    """Static memory: the arena and one unpacked row, which some processors do without."""
     arena: int
     macs: dict[str, int]
     """{layer: multiply-accumulates per example}."""

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from anybit.errors import ModelError
-from anybit.export.c.blocks import HALVES, fits, padding, product
+from anybit.export.c.blocks import HALVES, Product, fits, padding, product
 from anybit.export.c.program import Layer, Program, Value, number, source
 from anybit.export.integer import bias_scale
 from anybit.export.packing import pack
@@ -54,11 +54,14 @@ def conv(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer:
     kind, grid = _integer(program, use)
     _, name = _weights(program, use, integer=True, macs=macs)
     arrange = program.use(f"arrange_{kind}", "arrange", type=kind)
-    dot = _dot(program, kind)
-    pair = program.use(f"pair_{kind}", "pair", type=kind, dot=dot, i=SIGNS[kind], halves=HALVES[kind])
-    blocks = fits(use.quantized, use.grid) and geometry.outputs > geometry.groups
-    sums = product(program, "conv", kind, use.quantized, blocks, geometry.channels * math.prod(geometry.padded), dot=dot,
-                   pair=pair)
+    inputs = geometry.channels * math.prod(geometry.padded)
+    if geometry.channels == geometry.groups > 1:
+        sums = Product(program.use(f"conv_single_{kind}", "conv_single", type=kind), "", inputs)
+    else:
+        dot = _dot(program, kind)
+        pair = program.use(f"pair_{kind}", "pair", type=kind, dot=dot, i=SIGNS[kind], halves=HALVES[kind])
+        blocks = fits(use.quantized, use.grid) and geometry.outputs > geometry.groups
+        sums = product(program, "conv", kind, use.quantized, blocks, inputs, dot=dot, pair=pair)
     where = geometry.structure(program, layer)
     return program.call(f"{arrange}({{0}}, ({kind} *)({{q}}), {where}, {grid});\n"
                         f"{sums.name}((const {kind} *)({{q}}), {{y}}, {name}, {where}{sums.argument});", [x], shape,
