@@ -222,7 +222,7 @@ def test_memory_is_what_the_files_say(tmp_path: Path) -> None:
 
 
 def test_what_every_layer_costs(tmp_path: Path) -> None:
-    """Flash, arena and work of each by hand; the largest arena of a layer is the whole one, and times are of this machine."""
+    """Flash, arena and work of each by hand; the largest arena of a layer is the whole one; times are of this machine."""
     exporter = Exporter(made("lenet", "full"), tmp_path)
     artifact = exporter.export(Width(4, 32), "c")
     assert artifact.footprint is not None
