@@ -221,6 +221,26 @@ def test_memory_is_what_the_files_say(tmp_path: Path) -> None:
     assert "-lm" not in header, "nothing of libm without norms"
 
 
+def test_what_every_layer_costs(tmp_path: Path) -> None:
+    """Flash, arena and work of each by hand; the largest arena of a layer is the whole one; times are of this machine."""
+    exporter = Exporter(made("lenet", "full"), tmp_path)
+    artifact = exporter.export(Width(4, 32), "c")
+    assert artifact.footprint is not None
+    layers = artifact.footprint.layers
+    assert [(c.name, c.weights, c.macs) for c in layers if c.macs] == [
+        ("0", 6 * 5, 54 * 64), ("3", 12 * 27, 648 * 4), ("6", 20 * 24, 960), ("8", 10 * 10, 200)]
+    assert [c.name for c in layers] == list("01234678"), "a reshape costs nothing"
+    assert [c.ram for c in layers[:4]] == [4 * 384, 4 * 384, 4 * (384 + 96), 4 * (96 + 48)]
+    assert max(c.ram for c in layers) == artifact.footprint.arena
+    assert sum(c.microseconds or 0 for c in layers) > 0
+    report = write_report(exporter, {("W4", "c"): artifact}, None, {})
+    assert report["artifacts"][0]["footprint"]["layers"][1]["name"] == "1"
+    card = (tmp_path / "README.md").read_text()
+    assert "## Layers of `model.w4.c`" in card
+    assert re.search(r"^\| 3 \| 324 \| 576 \| 2,592 \| [\d.]+ \| \d+% \|$", card, re.MULTILINE)
+    assert re.search(r"^\| all others \| 0 \|", card, re.MULTILINE)
+
+
 class Sums(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x.cumsum(1)

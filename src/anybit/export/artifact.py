@@ -15,6 +15,20 @@ Runtime = Literal["onnx", "executorch", "archive", "c"]
 
 
 @dataclass(frozen=True)
+class LayerCost:
+    """What one layer of a C artifact takes: a module of the model and the calls of C that it became."""
+
+    name: str
+    weights: int
+    """Bytes of its packed weight in flash."""
+    ram: int
+    """Bytes of the arena while it runs: its input, output and scratch, and what waits for later layers."""
+    macs: int
+    microseconds: float | None
+    """Processor time per example on the exporting machine; none: not run."""
+
+
+@dataclass(frozen=True)
 class Footprint:
     """What a C artifact takes on a device, in bytes, and its work."""
 
@@ -23,10 +37,12 @@ class Footprint:
     weights: int
     """All constants: packed weights, scales, biases, norms."""
     ram: int
-    """Static memory: the arena and one unpacked row."""
+    """Static memory: the arena and one unpacked row, which some processors do without."""
     arena: int
     macs: dict[str, int]
     """{layer: multiply-accumulates per example}."""
+    layers: list[LayerCost] = field(default_factory=list)
+    """In the order in which they run."""
 
 
 @dataclass(frozen=True)

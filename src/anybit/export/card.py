@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anybit.config import OBJECT
 from anybit.environment import environment
-from anybit.export.artifact import Artifact, no_smaller
+from anybit.export.artifact import Artifact, LayerCost, no_smaller
 from anybit.export.subject import Subject
 from anybit.federated.metrics import Meaning, classifies, meaning
 from anybit.inputs import Inputs, called, selected, shapes
@@ -42,7 +42,7 @@ def model_card(subject: Subject, artifacts: Sequence[Artifact], licence: str = "
         steps=subject.steps, shape=_shape(subject.images), normalization=normalization,
         images=" images" if images else "", output=_output(subject, result),
         pipeline_tag=f"pipeline_tag: {tag}\n" if images and tag else "")
-    return head + "\n".join(_row(a, metric) for a in kept) + "\n" + _notes(subject, kept, refused)
+    return head + "\n".join(_row(a, metric) for a in kept) + "\n" + _layers(kept) + _notes(subject, kept, refused)
 
 
 def _output(subject: Subject, result: Tensor) -> str:
@@ -59,6 +59,24 @@ def _row(a: Artifact, metric: Meaning) -> str:
     return (f"| `{a.file}` | {a.width} | {a.runtime} | {a.bytes:,} | {a.bytes / a.fp32_bytes:.2f} "
             f"| {metric.text(a.verdict.artifact) if a.verified else 'not run'} | {metric.text(a.verdict.evaluation)} "
             f"| {f'{a.verdict.agreement:.4f}' if a.verified else '–'} | {stored} |")
+
+
+def _layers(artifacts: Sequence[Artifact]) -> str:
+    """Write a table per C artifact: its layers with weights, and all others in one row."""
+    out = ""
+    for a in artifacts:
+        costs = a.footprint.layers if a.footprint else []
+        whole = sum(c.microseconds or 0 for c in costs)
+        rest = [c for c in costs if not c.macs]
+        others = LayerCost("all others", 0, max((c.ram for c in rest), default=0), 0,
+                           sum(c.microseconds or 0 for c in rest) if whole else None)
+        rows = [f"| {c.name} | {c.weights:,} | {c.ram:,} | {c.macs:,} | " +
+                ("– | – |" if c.microseconds is None else f"{c.microseconds:,.1f} | {c.microseconds / (whole or 1):.0%} |")
+                for c in (*(c for c in costs if c.macs), others)]
+        head = (f"\n## Layers of `{a.file}`\n", "| layer | weights, bytes | RAM, bytes | multiply-accumulates | µs on the "
+                "exporting machine | of all |", "|---|---|---|---|---|---|")
+        out += "\n".join((*head, *rows, "")) if costs else ""
+    return out
 
 
 def _notes(subject: Subject, artifacts: Sequence[Artifact], refused: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ extern void initialise_monitor_handles(void);
 static float input[INPUT_SIZE], output[OUTPUT_SIZE];
 
 static volatile uint32_t *const systick = (uint32_t *)0xE000E010;
+static volatile uint32_t turns;
 
 static int process(void)
 {
@@ -22,13 +23,15 @@ static int process(void)
     while (fread(input, sizeof input, 1, from) == 1) {
         systick[1] = 0xFFFFFF;
         systick[2] = 0;
-        systick[0] = 5;
+        systick[0] = 7;
+        turns = 0;
         const uint32_t before = systick[2];
         if (RUN(input, output) != 0) {
             return 2;
         }
         const uint32_t after = systick[2];
-        printf("%lu\n", (unsigned long)(((before - after) & 0xFFFFFF) * 40));
+        systick[0] = 0;
+        printf("%lu\n", (unsigned long)(((before - after) & 0xFFFFFF) + (turns << 24)) * 40);
         if (fwrite(output, sizeof output, 1, to) != 1) {
             return 3;
         }
@@ -53,10 +56,16 @@ void reset(void)
     exit(process());
 }
 
+static void tick(void)
+{
+    turns++;
+}
+
 static void fault(void)
 {
     exit(9);
 }
 
 __attribute__((section(".vectors"), used)) static void *const vectors[] = {
-    stack_top, (void *)reset, (void *)fault, (void *)fault, (void *)fault, (void *)fault, (void *)fault};
+    stack_top, (void *)reset, (void *)fault, (void *)fault, (void *)fault, (void *)fault, (void *)fault,
+    0, 0, 0, 0, 0, 0, 0, 0, (void *)tick};

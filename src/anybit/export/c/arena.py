@@ -30,6 +30,8 @@ class Arena:
     """{number of a step: the place of its scratch}."""
     roots: Mapping[str, str]
     """{buffer: the one whose memory it has}."""
+    alive: Sequence[int]
+    """Floats that each step needs: its own and those that wait for later ones."""
 
     def pointer(self, value: Value) -> str:
         """Write the address of a tensor in C."""
@@ -50,7 +52,9 @@ def plan(steps: Sequence[Step], output: Value) -> Arena:
     alone = {f"scratch {i}": Lifetime(i, i, -(-step.scratch // FLOAT_BYTES)) for i, step in enumerate(steps) if step.scratch}
     places = _placed({**lifetimes, **alone})
     size = max((places[name] + life.size for name, life in {**lifetimes, **alone}.items()), default=0)
-    return Arena(size, places, {i: places[f"scratch {i}"] for i, step in enumerate(steps) if step.scratch}, roots)
+    alive = [sum(life.size for life in (*lifetimes.values(), *alone.values()) if life.first <= i <= life.last)
+             for i in range(len(steps))]
+    return Arena(size, places, {i: places[f"scratch {i}"] for i, step in enumerate(steps) if step.scratch}, roots, alive)
 
 
 def _roots(steps: Sequence[Step], output: Value) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from anybit.export.artifact import Artifact, Footprint
+from anybit.export.artifact import Artifact, Footprint, LayerCost
 from anybit.export.c.host import run
 from anybit.export.c.program import Program, named
 from anybit.export.c.trace import build, traced
@@ -53,17 +53,21 @@ class CExporter:
         """Write PATH and its header; compile and run them unless `verify` is off."""
         subject, header, (program, text) = self.subject, path.with_suffix(".h"), self.written(path, width)
         plain = reference(subject, width)
-        judged, size = unverified(subject, plain), None
+        judged, size, spent = unverified(subject, plain), None, list[float]()
         if self.verify:
             try:
-                result, size = run(path, named(path), self.examples, program.output.shape[1:])
+                result, size, spent = run(path, named(path), self.examples, program.output.shape[1:], len(text.layers))
             except BaseException:
                 for file in (path, header):  # nobody ran them
                     file.unlink(missing_ok=True)
                 raise
             judged = verdict(subject, plain, plain, result)
-        layers = {layer.name: layer.macs for layer in program.layers}
-        footprint = Footprint(size.flash if size else None, text.weight_bytes, text.ram_bytes, text.arena_bytes, layers)
+        macs = {layer.name: layer.macs for layer in program.layers}
+        weights = {layer.name: layer.weight_bytes for layer in program.layers}
+        layers = [LayerCost(name, weights.get(name, 0), ram, macs.get(name, 0), round(spent[i], 2) if spent else None)
+                  for i, (name, ram) in enumerate(text.layers)]
+        footprint = Footprint(size.flash if size else None, text.weight_bytes, text.ram_bytes, text.arena_bytes, macs,
+                              layers)
         kernels = Counter("integer" for layer in program.layers if layer.integer)
         counts = Counter[str]()
         for weight in program.weights.values():

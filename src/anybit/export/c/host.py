@@ -39,22 +39,34 @@ def compiler() -> list[str]:
     return chosen
 
 
-def run(path: Path, name: str, examples: Tensor, outputs: tuple[int, ...]) -> tuple[Tensor, Sections | None]:
-    """Compile an artifact with all warnings as errors and run it on all examples; return (outputs, its size)."""
+class Ran(NamedTuple):
+    """What an artifact gave on this machine."""
+
+    outputs: Tensor
+    size: Sections | None
+    microseconds: list[float]
+    """Processor time per example of every layer; empty where it was not asked for."""
+
+
+def run(path: Path, name: str, examples: Tensor, outputs: tuple[int, ...], layers: int = 0) -> Ran:
+    """Compile an artifact with all warnings as errors and run it on all examples. layers: how many of them to time."""
     command = compiler()
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         main, model, program = here / "main.c", here / "model.o", here / "program"
-        main.write_text(source("host", header=path.with_suffix(".h").name, name=name, NAME=name.upper()), encoding="ascii")
+        main.write_text(source("host", header=path.with_suffix(".h").name, name=name, NAME=name.upper(),
+                               layers=str(max(layers, 1))), encoding="ascii")
         include = f"-I{path.parent}"
         call([*command, *FLAGS, include, "-c", str(path), "-o", str(model)])
-        call([*command, *FLAGS, include, str(main), str(model), "-lm", "-o", str(program)])
+        # Its size is that of the file as it is; told when a layer is done, it is compiled anew.
+        timed = ["-DANYBIT_MARK=anybit_mark", str(path)] if layers else [str(model)]
+        call([*command, *FLAGS, include, str(main), *timed, "-lm", "-o", str(program)])
         np.ascontiguousarray(examples.numpy(), np.float32).tofile(here / "inputs")
-        call([str(program), str(here / "inputs"), str(here / "outputs")])
+        spent = [float(line) for line in call([str(program), str(here / "inputs"), str(here / "outputs")]).split()]
         found = np.fromfile(here / "outputs", np.float32)
         if found.size != len(examples) * int(np.prod(outputs)):
             raise ModelError(f"{path}: the compiled program gave {found.size} numbers for {len(examples)} examples")
-        return torch.from_numpy(found.reshape(len(examples), *outputs)), sections(model)
+        return Ran(torch.from_numpy(found.reshape(len(examples), *outputs)), sections(model), spent[:layers])
 
 
 def sections(compiled: Path, tool: str = "size") -> Sections | None:

@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from anybit.errors import ModelError, option
+from anybit.export.c.blocks import HALVES, Product, fits, padding, product
 from anybit.export.c.program import Layer, Program, Value, number, source
 from anybit.export.integer import bias_scale
 from anybit.export.packing import pack
@@ -18,8 +19,6 @@ from anybit.export.subject import QuantizedWeight
 from anybit.quant.grid import FLOAT, Grid
 
 _MOST = 2**31 - 1
-HALVES = {"int8_t": "__sxtb16", "uint8_t": "__uxtb16"}
-"""{type: the instruction of Cortex-M that makes 16 bits of every other byte}."""
 SIGNS = {"int8_t": "i", "uint8_t": "u"}
 """{type: how x86 and WebAssembly name instructions for it}."""
 
@@ -55,13 +54,18 @@ def conv(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer:
     kind, grid = _integer(program, use)
     _, name = _weights(program, use, integer=True, macs=macs)
     arrange = program.use(f"arrange_{kind}", "arrange", type=kind)
-    dot = _dot(program, kind)
-    pair = program.use(f"pair_{kind}", "pair", type=kind, dot=dot, i=SIGNS[kind], halves=HALVES[kind])
-    product = program.use(f"conv_{dot}", "conv_integer", type=kind, dot=dot, pair=pair)
+    inputs = geometry.channels * math.prod(geometry.padded)
+    if geometry.channels == geometry.groups > 1:
+        sums = Product(program.use(f"conv_single_{kind}", "conv_single", type=kind), "", inputs)
+    else:
+        dot = _dot(program, kind)
+        pair = program.use(f"pair_{kind}", "pair", type=kind, dot=dot, i=SIGNS[kind], halves=HALVES[kind])
+        blocks = fits(use.quantized, use.grid) and geometry.outputs > geometry.groups
+        sums = product(program, "conv", kind, use.quantized, blocks, inputs, dot=dot, pair=pair)
     where = geometry.structure(program, layer)
     return program.call(f"{arrange}({{0}}, ({kind} *)({{q}}), {where}, {grid});\n"
-                        f"{product}((const {kind} *)({{q}}), {{y}}, {name}, {where});", [x], shape,
-                        scratch=geometry.channels * int(np.prod(geometry.padded)))
+                        f"{sums.name}((const {kind} *)({{q}}), {{y}}, {name}, {where}{sums.argument});", [x], shape,
+                        scratch=sums.scratch)
 
 
 def linear(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
@@ -78,10 +82,10 @@ def linear(program: Program, given: dict[str, Any], shape: tuple[int, ...], laye
     _, name = _weights(program, use, integer=True, macs=weight.numel() * rows)
     quantize = program.use(f"quantize_{kind}", "quantize", type=kind)
     dot = _dot(program, kind)
-    product = program.use(f"linear_{dot}", "linear_integer", type=kind, dot=dot)
+    sums = product(program, "linear", kind, use.quantized, fits(use.quantized, use.grid), x.size, dot=dot)
     return program.call(f"{quantize}({{0}}, ({kind} *)({{q}}), {x.size}, {grid});\n"
-                        f"{product}((const {kind} *)({{q}}), {{y}}, {name}, {rows}, {outputs});", [x], shape,
-                        scratch=x.size)
+                        f"{sums.name}((const {kind} *)({{q}}), {{y}}, {name}, {rows}, {outputs}{sums.argument});", [x],
+                        shape, scratch=sums.scratch)
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,7 @@ def _weights(program: Program, use: _Use, integer: bool, macs: int) -> tuple[str
     if integer and codes.ndim > 2:
         codes = np.moveaxis(codes, 1, -1)
     rows = codes.reshape(len(codes), -1)
-    packed = np.concatenate([pack(row, bits) for row in rows])
+    packed = np.concatenate([pack(row, bits) for row in rows] + [np.zeros(padding(use.quantized) * integer, np.uint8)])
     scale = np.asarray(step.numpy(), np.float32)
     if integer:
         assert use.grid is not None

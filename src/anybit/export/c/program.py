@@ -45,6 +45,8 @@ class Step:
     """The output may lie where an input of the same size does that nobody reads later."""
     scratch: int = 0
     """Bytes that the call alone needs."""
+    layer: str = ""
+    """The module that it belongs to."""
 
 
 @dataclass(frozen=True)

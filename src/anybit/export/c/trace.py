@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,7 +74,10 @@ def _lowered(program: Program, node: fx.Node, values: Mapping[fx.Node, Any]) -> 
     needed = {key: _operand(program, value, f"{layer}.{key}", key) for key, value in given.items()}
     result = node.meta["val"]
     shapes = [tuple(r.shape) for r in (result if isinstance(result, list | tuple) else [result])]
-    return lowering(program, needed, shapes[0], layer) if lowering else split(program, needed, shapes, layer)
+    known = len(program.steps)
+    made = lowering(program, needed, shapes[0], layer) if lowering else split(program, needed, shapes, layer)
+    program.steps[known:] = [replace(step, layer=layer) for step in program.steps[known:]]
+    return made
 
 
 def operation(node: fx.Node) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class Source:
     """The arena and one unpacked row."""
     functions: tuple[str, ...]
     """Functions of libm that it calls."""
+    layers: tuple[tuple[str, int], ...]
+    """(name, bytes of the arena that it needs) of every layer, in the order of the calls."""
 
 
 def write(program: Program, name: str, header: str) -> Source:
@@ -47,17 +50,22 @@ def write(program: Program, name: str, header: str) -> Source:
     functions = tuple(function for function in _LIBM if re.search(rf"\b{function}\(", kernels))
     about = _comment(f"{program.subject.title} at {program.width}, written by anybit "
                      f"{version('anybit') or 'from its sources'}")
-    calls = (step.call.format(*map(arena.pointer, step.reads), y=arena.pointer(step.writes),
-                              q=f"arena + {arena.scratch.get(i, 0)}") for i, step in enumerate(program.steps))
+    calls = [step.call.format(*map(arena.pointer, step.reads), y=arena.pointer(step.writes),
+                              q=f"arena + {arena.scratch.get(i, 0)}") for i, step in enumerate(program.steps)]
+    layers, lines = list[tuple[str, int]](), list[str]()
+    for layer, numbers in itertools.groupby(range(len(calls)), key=lambda i: program.steps[i].layer):
+        steps = list(numbers)
+        lines += [line for i in steps for line in calls[i].splitlines()] + [f"DONE({len(layers)})"]
+        layers.append((layer, max(arena.alive[i] for i in steps) * FLOAT_BYTES))
     code = source("model", about=about, header=header, name=name, types=source("types"),
                   includes=_includes(kernels, bool(functions)),
                   constants="\n".join(_defined(c) for c in program.constants.values()),
                   memory=_memory(program, arena.size), kernels=kernels,
-                  calls="\n".join(f"    {line}" for call in calls for line in call.splitlines()))
+                  calls="\n".join(f"    {line}" for line in lines))
     sha256 = hashlib.sha256(b"".join(values.tobytes() for values in arrays)).hexdigest()
     text = _header(program, name, {"about": about, "sha256": sha256, **sizes,
                                    "libm": " and link with -lm" if functions else ""})
-    return Source(code, text, **sizes, functions=functions)
+    return Source(code, text, **sizes, functions=functions, layers=tuple(layers))
 
 
 def _includes(kernels: str, libm: bool) -> str:

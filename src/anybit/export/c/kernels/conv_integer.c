@@ -1,7 +1,7 @@
 /* The row holds height * width * channels, as the input does. */
-static void $name(const $type *x, float *y, const weights_t *w, const conv_t *c)
+static void $name(const $type *x, float *y, const weights_t *w, const conv_t *c$extra)
 {
-    const int channels = c->channels / c->groups, outputs = c->outputs / c->groups;
+$ignored    const int channels = c->channels / c->groups, outputs = c->outputs / c->groups;
     const int area = c->padded_height * c->padded_width * channels;
     const int piece = c->dilation_x == 1 ? c->kernel_width * channels : channels;
     const int pieces = c->dilation_x == 1 ? 1 : c->kernel_width;
