@@ -1,4 +1,4 @@
-# make demo   train FedAvg and MQAT on the embedded digits and compare them (about five minutes on two cores)
+# make demo   train FedAvg, MQAT and carousel on the embedded digits and compare them (two minutes on two cores)
 # make test   run the tests
 # Both create .venv from the pinned constraints, in layers: the demo installs what it needs, the tests add the rest. A second
 # call starts at once. make site builds the documentation, make package the wheel, tried in an environment of its own.
@@ -14,14 +14,19 @@ SOURCES := $(shell find src -name '*.py' -o -name '*.toml')
 .PHONY: demo test test-browser test-devices test-executorch test-fleet test-kernels test-models test-pages test-runtimes net net-renew models-page lint \
         package site lock audit clean
 
-demo: runs/demo/fedavg/evaluation.json runs/demo/mqat/evaluation.json
-	@$(BIN)/anybit report runs/demo/fedavg runs/demo/mqat --out runs/demo/report
+RUNS := runs/demo/runs
+demo: runs/demo/trained
+	@$(BIN)/anybit report $(RUNS)/fedavg-seed1 $(RUNS)/mqat-seed1 $(RUNS)/carousel-seed1 --out runs/demo/report
+	@echo
+	@echo "Next:  $(BIN)/anybit eval $(RUNS)/carousel-seed1 --width W5     # any width, on the whole test set"
+	@echo "       $(BIN)/anybit cp demo/carousel mine.toml                # a recipe of your own: anybit run mine.toml"
+	@echo "       docs/tutorials/own-model.md                         # your own model and data, down to a 2-bit file"
 
-# An interrupted run goes on; one made by older sources is made anew.
-runs/demo/%/evaluation.json: $(DEMO) $(SOURCES)
-	@if [ -f $@ ]; then rm -r runs/demo/$*; fi
-	@if [ -f runs/demo/$*/config.json ]; then $(BIN)/anybit resume runs/demo/$*; \
-	else $(BIN)/anybit run quickstart/$* --path runs/demo/$*; fi
+# Interrupted runs go on; those made by older sources are made anew.
+runs/demo/trained: $(DEMO) $(SOURCES)
+	@if [ -f $@ ]; then rm -r runs/demo; fi
+	@$(BIN)/anybit sweep demo/fedavg demo/mqat demo/carousel --path $(RUNS)
+	@touch $@
 
 test: $(READY)
 	$(BIN)/pytest -n 2 -m "not browser and not devices and not executorch and not fleet and not kernels and not models and not pages"

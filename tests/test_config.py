@@ -114,7 +114,7 @@ def test_a_recipe_may_extend_one_of_anybits_by_name(tmp_path: Path) -> None:
 def test_carousel_recipes_differ_from_the_others_in_the_variant_alone(name: str) -> None:
     config = from_recipe(name)
     folder = "quickstart" if name == "carousel/digits" else f"paper/{name.partition('/')[2]}"
-    other = from_recipe(name.replace("carousel", "mqat") if name.startswith("text/") else f"{folder}/mqat")
+    other = from_recipe(name.replace("carousel", "mqat") if name.startswith(("demo/", "text/")) else f"{folder}/mqat")
     assert replace(config, variant=other.variant) == other
     assert config.variant == Component("carousel")
     assert settled(config).server.schedule == "linear"
