@@ -11,7 +11,7 @@ SITE := .venv/.site
 PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(shell find src -name '*.py' -o -name '*.toml')
 
-.PHONY: demo test test-browser test-devices test-executorch test-fleet test-kernels test-models test-pages test-runtimes net net-renew models-page lint \
+.PHONY: demo test test-browser test-devices test-executorch test-fleet test-kernels test-kills test-models test-pages test-runtimes net net-renew models-page lint \
         package site lock audit clean
 
 RUNS := runs/demo/runs
@@ -29,7 +29,7 @@ runs/demo/trained: $(DEMO) $(SOURCES)
 	@touch $@
 
 test: $(READY)
-	$(BIN)/pytest -n 2 -m "not browser and not devices and not executorch and not fleet and not kernels and not models and not pages"
+	$(BIN)/pytest -n 2 -m "not browser and not devices and not executorch and not fleet and not kernels and not kills and not models and not pages"
 
 # Needs Chromium, clang with lld, and node (Debian: apt-get install chromium clang lld nodejs).
 test-browser: $(READY)
@@ -48,6 +48,10 @@ test-executorch: $(READY)
 # Real SuperLink and SuperNode processes on this machine.
 test-fleet: $(READY)
 	$(BIN)/pytest -m fleet
+
+# Processes that are stopped and killed, torchrun's among them, and resumed to the same bytes.
+test-kills: $(READY)
+	$(BIN)/pytest -n 2 -m kills
 
 # On GPU machines PyTorch brings its own Triton; here any recent one interprets the kernels.
 test-kernels: $(READY)

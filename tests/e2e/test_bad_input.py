@@ -18,7 +18,7 @@ OWN = ["--import", "tiny_models"]
 @pytest.mark.parametrize(("arguments", "message"), [
     (["run", "quickstart/mqt"], "unknown recipe 'quickstart/mqt': did you mean 'quickstart/mqat'?"),
     (["run", "quickstart"], "'quickstart' is a folder of recipes; choose one of: quickstart/fedavg, quickstart/mqat"),
-    (["run", "mqta"], "unknown recipe 'mqta': did you mean 'quickstart/mqat' or 'paper/"),
+    (["run", "mqta"], "unknown recipe 'mqta': did you mean 'demo/mqat' or 'quickstart/mqat'"),
     (["run", "quickstart/mqat", "sever.lr=1"], "sever is unknown: did you mean 'server'?"),
     (["run", "quickstart/mqat", "server.optimizer=adan"], "server.optimizer = 'adan': must be one of sgd, adam"),
     (["run", "quickstart/mqat", "rounds=ten"], "rounds = 'ten': must be a whole number"),

@@ -20,6 +20,8 @@ from tests.e2e.conftest import TINY, Anybit, command, environment
 from tests.e2e.test_cli import wait_for
 from tests.engines.test_processes import gone
 
+pytestmark = pytest.mark.kills
+
 LONG = [*TINY, "rounds=4000", "evaluation.every=5000", "checkpoint_every=5"]
 PROCESSES = ["engine=processes", "compute.workers=2"]
 RANKS = ["engine=sequential"]

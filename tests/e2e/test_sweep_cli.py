@@ -36,6 +36,7 @@ def inside(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
+@pytest.mark.kills
 @pytest.mark.parametrize("engine", ["sequential", "stacked"])
 def test_a_killed_sweep_ends_with_the_same_bytes(engine: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One run after another, and side by side."""
@@ -66,6 +67,7 @@ def test_a_killed_sweep_ends_with_the_same_bytes(engine: str, home: Path, capsys
     assert len(json.loads((home / "all.json").read_text())["runs"]) == 2
 
 
+@pytest.mark.kills
 def test_stopping_and_running_out_of_time(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     process = start(home, "sweep", "quickstart", *SHORT, "rounds=200", "checkpoint_every=1000", "engine=sequential",
                     "--path", "sweep")

@@ -11,6 +11,8 @@ from crash_test import Crash, content, crash, differences
 
 from anybit.training.run_folder import RunFolder
 
+pytestmark = pytest.mark.kills
+
 
 @pytest.mark.parametrize(("mode", "kills"), [("sequential", 5), ("stacked", 2), ("sweep-stacked", 2)])
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

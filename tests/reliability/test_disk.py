@@ -140,9 +140,10 @@ def test_an_export_says_it(disk: tuple[Path, Disk], fit: Callable[..., Any], tmp
 
 
 def test_output_that_nobody_can_take_is_one_line(tmp_path: Path) -> None:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "anybit", "show", "quickstart/mqat"], stdout=full, cwd=tmp_path,
-                              stderr=subprocess.PIPE, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                              stderr=subprocess.PIPE, text=True, check=False, env={**buffered, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
     assert "No space left on device" in done.stderr

@@ -17,7 +17,7 @@ from tests.reliability.killing import content, killed
 
 Arrays = tuple[np.ndarray, np.ndarray]
 Train = Callable[[Path, int], anybit.Fitted]
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+pytestmark = [pytest.mark.kills, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 
 
 @pytest.fixture

@@ -117,6 +117,7 @@ def test_a_model_that_is_broken_from_the_start_is_named(mlp: nn.Module, clients:
         anybit.evaluate(mlp, held_out)
 
 
+@pytest.mark.filterwarnings("ignore:inputs are large")
 @pytest.mark.parametrize("server", ["sgd", "adam", "adagrad", "yogi"])
 def test_no_checkpoint_holds_a_delta_that_exploded(mlp: nn.Module, clients: list[Arrays], held_out: Arrays, tmp_path: Path,
                                                    server: str) -> None:

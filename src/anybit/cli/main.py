@@ -64,6 +64,11 @@ def _print_warning(message: Warning | str, category: type[Warning], filename: st
         print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)
 
 
+def _drop_output() -> None:
+    """Let what is still buffered go nowhere: Python writes it at exit, and would fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; let anybit's own errors through to the caller."""
     try:
@@ -80,10 +85,11 @@ def run(arguments: Sequence[str]) -> int:
         error.show()
         return error.exit_code
     except BrokenPipeError:
-        # The reader of our output went away (e.g. `| head`): end quietly, also when Python flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _drop_output()  # its reader went away (e.g. `| head`): end quietly
     except OSError as error:
         if error.errno not in _DISK_ERRORS:
             raise
+        if error.filename is None:
+            _drop_output()
         raise RunError(f"{error.filename or 'the output'} cannot be read or written ({error.strerror})") from None
     return 0

@@ -33,7 +33,7 @@ from anybit.inputs import shapes
 from anybit.kernels.native import library
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import quantizers
-from anybit.training.checks import check_mapped
+from anybit.training.checks import check_mapped, check_ranges
 from anybit.training.computation import open_computation
 from anybit.training.machine import computing, pick_device
 from anybit.training.task import Task
@@ -88,6 +88,7 @@ def with_engine(config: Config, task: Task, say: Callable[[str], None] = lambda 
     open_choice = config.engine == "auto" and config.compute.convolution is None
     if not open_choice or pick_device(config.device).type != "cpu" or world() > 1 or os.environ.get(SWITCH) == "off":
         return config
+    check_ranges(config, task.variant)  # an error need not wait for a measurement
     key = _key(config, task)
     known = _remembered().get(key)
     chosen = _read(known) if known else None
