@@ -6,6 +6,7 @@ import itertools
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["ANYBIT_CALIBRATION"] = "off"  # the engine of a test does not depend on how busy the machine is
 
 import numpy as np
 import pytest
