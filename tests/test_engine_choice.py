@@ -20,11 +20,6 @@ from anybit.training.task import Task
 SPEEDS = {"sequential": 10.0, "processes": 4.0, "stacked": 30.0}
 
 
-@pytest.fixture(autouse=True)
-def measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(engine_choice.SWITCH)
-
-
 @pytest.fixture
 def task() -> Task:
     return example_task(nn.Sequential(nn.Conv2d(3, 2, 5, stride=4), nn.Flatten(), nn.Linear(98, 10)), clients=3, images=20)
