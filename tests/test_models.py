@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from anybit.models import lenet5, resnet18, resnet20
+from anybit.models import lenet5, mlp, resnet18, resnet20
 
 
 @pytest.mark.parametrize(("model", "count", "shape", "classes"), [
@@ -58,3 +58,13 @@ def test_xavier_initialization_reaches_the_last_layer() -> None:
 def test_lenet_refuses_images_it_cannot_pool() -> None:
     with pytest.raises(ValueError, match="too small"):
         lenet5(1, 8)
+
+
+def test_the_demos_network_is_nine_linear_layers_with_hes_weights() -> None:
+    """8·(64·64 + 64) + 64·10 + 10 parameters; deviation √(2/64) where a ReLU follows."""
+    torch.manual_seed(0)
+    linears = [layer for layer in mlp() if isinstance(layer, nn.Linear)]  # type: ignore[attr-defined]
+    assert len(linears) == 9
+    assert sum(p.numel() for layer in linears for p in layer.parameters()) == 33_930
+    spread = torch.stack([layer.weight.std() for layer in linears[:-1]]).mean().item()
+    assert spread == pytest.approx((2 / 64) ** 0.5, rel=0.02)
