@@ -11,13 +11,14 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor, fx
 
 from anybit.errors import ModelError
 from anybit.export.c.layers import first_padding, two
-from anybit.export.c.trace import arguments, layer_of, operation
+from anybit.export.c.trace import layer_of, lowered, operation
 from anybit.export.subject import Subject
 from anybit.quant.grid import FLOAT, Width
 
@@ -83,23 +84,14 @@ def nodes_of(subject: Subject, graph: fx.Graph, tensors: Mapping[str, Tensor], w
     names: dict[int, str] = {}
     for name, tensor in subject.model.state_dict(keep_vars=True).items():
         names.setdefault(id(tensor), name)
-    made, values = Nodes(subject, width, names), dict[fx.Node, Any]()
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            values[node] = tensors[node.name] if node.name in tensors else Value(0, tuple(node.meta["val"].shape))
-        elif node.op == "call_function":
-            values[node] = _lowered(made, node, values)
-        elif node.op == "output":
-            result = values[node.args[0][0]]
-            if not isinstance(result, Value):
-                raise ModelError("the model's output does not depend on its input")
-            if result.number != len(made.nodes) or not made.nodes:
-                made.add("reshape", [result], result.shape)
+    made = Nodes(subject, width, names)
+    result = lowered(graph, tensors, partial(Value, 0), partial(_lowered, made))
+    if result.number != len(made.nodes) or not made.nodes:
+        made.add("reshape", [result], result.shape)
     return made.nodes
 
 
-def _lowered(nodes: Nodes, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    given = fx.map_arg(arguments(node), lambda n: values[n])
+def _lowered(nodes: Nodes, node: fx.Node, given: dict[str, Any]) -> Any:
     name, layer = operation(node), layer_of(node)
     if node.target is operator.getitem and node.args[1] == 0:
         return given["self"]

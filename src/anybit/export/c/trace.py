@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,23 +45,32 @@ def traced(subject: Subject) -> Trace:
 
 def build(subject: Subject, graph: fx.Graph, tensors: Mapping[str, Tensor], width: Width) -> Program:
     """Make the program of a traced network at a width."""
-    program, values = Program(subject, width, subject.quantized_weights(width)), dict[fx.Node, Any]()
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            values[node] = tensors[node.name] if node.name in tensors else Value(INPUT, tuple(node.meta["val"].shape))
-        elif node.op == "call_function":
-            values[node] = _lowered(program, node, values)
-        elif node.op == "output":
-            result = values[node.args[0][0]]
-            if not isinstance(result, Value):
-                raise ModelError("the model's output does not depend on its input")
-            copied = result.constant or result.buffer == INPUT
-            program.output = unary(program, result, "copy") if copied else result
+    program = Program(subject, width, subject.quantized_weights(width))
+    result = lowered(graph, tensors, partial(Value, INPUT), partial(_lowered, program))
+    copied = result.constant or result.buffer == INPUT
+    program.output = unary(program, result, "copy") if copied else result
     return program
 
 
-def _lowered(program: Program, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    given = fx.map_arg(arguments(node), lambda n: values[n])
+def lowered(graph: fx.Graph, tensors: Mapping[str, Tensor], first: Callable[[tuple[int, ...]], Any],
+            lower: Callable[[fx.Node, dict[str, Any]], Any]) -> Any:
+    """Lower every operation, given its arguments by name, in order, and return the output.
+
+    The model's tensors stand for themselves, and the input for what `first` makes of its shape.
+    """
+    values = dict[fx.Node, Any]()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            values[node] = tensors[node.name] if node.name in tensors else first(tuple(node.meta["val"].shape))
+        elif node.op == "call_function":
+            values[node] = lower(node, fx.map_arg(_arguments(node), values.__getitem__))
+    output = values[graph.output_node().args[0][0]]  # type: ignore[index]
+    if isinstance(output, Tensor):
+        raise ModelError("the model's output does not depend on its input")
+    return output
+
+
+def _lowered(program: Program, node: fx.Node, given: dict[str, Any]) -> Any:
     layer = layer_of(node)
     if node.target is operator.getitem:  # of a list of parts, or of the first of several results
         parts, index = given["self"], int(str(node.args[1]))
@@ -85,7 +95,7 @@ def operation(node: fx.Node) -> str:
     return str(node.target).split(".")[1] if "." in str(node.target) else str(node.target)
 
 
-def arguments(node: fx.Node) -> dict[str, Any]:
+def _arguments(node: fx.Node) -> dict[str, Any]:
     """Return the arguments of a call by name, with their defaults."""
     if node.target is operator.getitem:
         return {"self": node.args[0]}
