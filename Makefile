@@ -18,9 +18,9 @@ RUNS := runs/demo/runs
 demo: runs/demo/trained
 	@$(BIN)/anybit report $(RUNS)/fedavg-seed1 $(RUNS)/mqat-seed1 $(RUNS)/carousel-seed1 --out runs/demo/report
 	@echo
-	@echo "Next:  $(BIN)/anybit eval $(RUNS)/carousel-seed1 --width W5     # any width, on the whole test set"
-	@echo "       $(BIN)/anybit cp demo/carousel mine.toml                # a recipe of your own: anybit run mine.toml"
-	@echo "       docs/tutorials/own-model.md                         # your own model and data, down to a 2-bit file"
+	@echo "Next:  $(BIN)/anybit eval $(RUNS)/carousel-seed1 --width W5   # any width, on the whole test set"
+	@echo "       $(BIN)/anybit cp demo/carousel mine.toml                      # a recipe of your own: anybit run mine.toml"
+	@echo "       docs/tutorials/own-model.md                                     # your own model and data, to a 2-bit file"
 
 # Interrupted runs go on; those made by older sources are made anew.
 runs/demo/trained: $(DEMO) $(SOURCES)
