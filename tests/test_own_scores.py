@@ -40,9 +40,13 @@ def test_evaluations_after_the_training_are_on_its_own_grid(fitted: anybit.Fitte
     assert other["W2"].loss != pytest.approx(fitted.scores["W2"].loss, rel=1e-3)
 
 
-def test_a_trained_model_draws_no_dropout(fitted: anybit.Fitted) -> None:
+def test_a_trained_model_draws_no_dropout(fitted: anybit.Fitted, tmp_path: Path) -> None:
     x = torch.from_numpy(TEST[0]).float() / 255
     assert torch.equal(fitted.model(x), fitted.model(x))
+    given = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 3))
+    anybit.fit(given, CLIENTS, TEST, rounds=1, path=tmp_path / "run")
+    model = anybit.Run.load(tmp_path / "run", model=given).model()
+    assert torch.equal(model(x), model(x))
 
 
 def test_files_of_models_of_bytes_say_how_these_are_scaled(fitted: anybit.Fitted, tmp_path: Path) -> None:
