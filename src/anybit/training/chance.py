@@ -47,4 +47,5 @@ def _causes(training: Training, loss: float, guess: float) -> str:
     rates = "too high" if loss > 1.1 * guess else "too high or too low"
     private = ", privacy.noise" if config.privacy.private else ""
     return (f"nothing is learned; the usual causes are client.lr (now {config.client.lr}) or server.lr (now "
-            f"{config.server.rate(config.rounds)}) {rates}{private}, inputs that are not scaled, and labels in another order than the inputs")
+            f"{config.server.rate(config.rounds)}) {rates}{private}, inputs that are not scaled, and labels in another "
+            "order than the inputs")
