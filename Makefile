@@ -123,7 +123,7 @@ $(READY): $(DEMO)
 
 $(SITE): $(DEMO)
 	@echo "Adding Zensical to .venv (20 MB to download)"
-	@$(PIP) --editable '.[demo,docs]'
+	@$(PIP) zensical
 	@touch $@
 
 clean:

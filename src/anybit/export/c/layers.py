@@ -19,6 +19,9 @@ from anybit.export.subject import QuantizedWeight
 from anybit.quant.grid import FLOAT, Grid
 
 _MOST = 2**31 - 1
+_LANES = 32
+"""The most bytes that a processor multiplies at a time."""
+_TILE = "\n".join(" " * 16 + " ".join(f"s{row}{n} = PRODUCTS(s{row}{n}, w{row}, x{n});" for n in range(4)) for row in range(4))
 SIGNS = {"int8_t": "i", "uint8_t": "u"}
 """{type: how x86 and WebAssembly name instructions for it}."""
 
@@ -61,7 +64,9 @@ def conv(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer:
         dot = _dot(program, kind)
         pair = program.use(f"pair_{kind}", "pair", type=kind, dot=dot, i=SIGNS[kind], halves=HALVES[kind])
         blocks = fits(use.quantized, use.grid) and geometry.outputs > geometry.groups
-        sums = product(program, "conv", kind, use.quantized, blocks, inputs, dot=dot, pair=pair)
+        program.tile = max(program.tile, geometry.lanes)
+        tile = program.use(f"tile_{kind}", "tile", type=kind, unsigned=str(int(kind == "uint8_t")), steps=_TILE)
+        sums = product(program, "conv", kind, use.quantized, blocks, inputs, dot=dot, pair=pair, tile=tile)
     where = geometry.structure(program, layer)
     return program.call(f"{arrange}({{0}}, ({kind} *)({{q}}), {where}, {grid});\n"
                         f"{sums.name}((const {kind} *)({{q}}), {{y}}, {name}, {where}{sums.argument});", [x], shape,
@@ -113,6 +118,13 @@ class Geometry:
     def planes(self) -> int:
         """Floats of the padded input, taken apart by the stride, and of the lanes that reach behind it."""
         return self.channels * math.prod(-(-n // s) * s for n, s in zip(self.padded, self.stride, strict=True)) + 16
+
+    @property
+    def lanes(self) -> int:
+        """Bytes of a row whose pieces, one line of a window or one pixel of it, take whole lanes."""
+        channels, (height, width) = self.channels // self.groups, self.kernel
+        pieces, piece = (1, width * channels) if self.dilation[1] == 1 else (width, channels)
+        return height * pieces * -(-piece // _LANES) * _LANES
 
     def structure(self, program: Program, name: str) -> str:
         numbers = (self.channels, *self.size, self.outputs, *self.out, self.groups, *self.kernel, *self.stride,

@@ -92,6 +92,8 @@ class Program:
     """The most floats that a convolution in lanes takes beside the arena."""
     taps: int = 0
     """The most weights of a channel in such a convolution."""
+    tile: int = 0
+    """The most bytes of a row of a convolution by integers in lanes."""
     output: Value = Value(INPUT, ())
     number: int = 0
 

@@ -79,8 +79,12 @@ def _memory(program: Program, floats: int) -> str:
     row = f"#define ROW_BITS {bits}\ntypedef int{bits}_t row_t;\nstatic row_t row[{program.row}];\n"
     lanes = (f"#if defined(__wasm_simd128__)\nstatic float planes[{program.planes}];\nstatic int starts[{program.taps}];\n"
              "#endif\n")
-    return (f"static float arena[{floats}];\n" if floats else "") + (row if program.row else "") + \
-        (lanes if program.planes else "")
+    # Lanes may read beyond the last input of a convolution, whose place in the arena may be the last.
+    tiles = (f"#if defined(LANES) && ROW_BITS == 8\n#define TILES\n#define BEHIND (LANES / 4)\n"
+             f"static int8_t tiles[{4 * program.tile}];\n#else\n#define BEHIND 0\n#endif\n")
+    behind = " + BEHIND" if program.tile else ""
+    return (row if program.row else "") + (tiles if program.tile else "") + \
+        (f"static float arena[{floats}{behind}];\n" if floats else "") + (lanes if program.planes else "")
 
 
 def _header(program: Program, name: str, known: Mapping[str, object]) -> str:

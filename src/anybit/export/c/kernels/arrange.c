@@ -9,9 +9,23 @@ static void $name(const float *x, $type *q, const conv_t *c, const grid_t *g)
         $type *plane = q + (n / channels) * channels * area + n % channels;
         for (int iy = 0; iy < c->height; iy++) {
             $type *line = plane + ((iy + c->top) * c->padded_width + c->left) * channels;
+#if defined(LANES) /* First many in a row, then each to its place. */
+            const grid_t grid = *g;
+            $type codes[64];
+            for (int ix = 0, count; ix < c->width; ix += count, x += count) {
+                count = c->width - ix < 64 ? c->width - ix : 64;
+                for (int i = 0; i < count; i++) {
+                    codes[i] = ($type)level(x[i], &grid);
+                }
+                for (int i = 0; i < count; i++) {
+                    line[(ix + i) * channels] = codes[i];
+                }
+            }
+#else
             for (int ix = 0; ix < c->width; ix++) {
                 line[ix * channels] = ($type)level(*x++, g);
             }
+#endif
         }
     }
 }

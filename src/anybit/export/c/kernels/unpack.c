@@ -33,6 +33,26 @@ static void unpack(const weights_t *w, int number)
     for (int i = 0; i < 16; i++) {
         levels[i] = (row_t)(w->factor * i + w->low);
     }
+#if defined(TILES) /* All numbers of a byte at once, from a table that most layers share. */
+    if (bits == 2 || bits == 4) {
+        static row_t table[256][4];
+        static int factor, low, of;
+        const int each = 8 / bits;
+        if (of != bits || factor != w->factor || low != w->low) {
+            of = bits, factor = w->factor, low = w->low;
+            for (int code = 0; code < 1024; code++) {
+                table[code / 4][code % 4] = levels[code / 4 >> code % each * bits & ((1 << bits) - 1)];
+            }
+        }
+        for (int i = 0; i < length && bits == 2; i++, out += 4) {
+            memcpy(out, table[codes[i]], 4);
+        }
+        for (int i = 0; i < length && bits == 4; i++, out += 2) {
+            memcpy(out, table[codes[i]], 2);
+        }
+        return;
+    }
+#endif
     if (bits == 2) {
         for (int i = 0; i < length; i++, out += 4) {
             const unsigned code = codes[i];
