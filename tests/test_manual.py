@@ -21,6 +21,8 @@ def test_every_setting_has_a_meaning_and_its_default() -> None:
     assert found["client.lr"] == str(Config().client.lr)
     assert found["server.lr"] == "none"
     assert found["evaluation.bits"] == "[32, 8, 6, 4, 3, 2]"
+    rows = [line for line in settings_page.page().splitlines() if line.startswith("| `text` ")]
+    assert [row.endswith(" |") for row in rows] == [True], "a default of several lines would end the row"
 
 
 def test_every_name_and_verb_is_in_the_reference() -> None:

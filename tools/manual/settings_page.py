@@ -65,7 +65,8 @@ def written(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, Mapping):
         return "{}"
-    return str(list(value)) if isinstance(value, tuple) else str(value)
+    text = str(list(value)) if isinstance(value, tuple) else str(value)
+    return "…" if "\n" in text else text  # a row of a table is one line
 
 
 def cell(text: str) -> str:
@@ -102,12 +103,12 @@ def page() -> str:
     """Return the page as Markdown."""
     lines = ["# Settings", "", "Every setting of a run, made from the config types when this site is built. In a recipe "
              "they are TOML keys and tables, on the command line `anybit run RECIPE client.lr=0.1`, in Python the arguments "
-             "of `anybit.fit` (`client=anybit.ClientOptions(lr=0.1)`). *none* as a default means that anybit chooses; what "
-             "it chose stands in the run's `config.json`.", "", "## The run", "", *table(settings())]
+             "of `anybit.fit` (`client=anybit.ClientOptions(lr=0.1)`). *none* as a default means that anybit chooses; its "
+             "choice is in the run's `config.json`.", "", "## The run", "", *table(settings())]
     for name, options in tables().items():
         about = (inspect.getdoc(options) or "").split("\n\n")[0]
         lines += [f"## {name}", "", about, "", *table(settings(options, f"{name}."))]
-    lines += ["## Parts by name", "", "Their arguments stand beside the name: `variant.name=mqat variant.bits=[2,4,8]`. "
+    lines += ["## Parts by name", "", "Arguments are given beside the name: `variant.name=mqat variant.bits=[2,4,8]`. "
               "Each can be a function of your own, `module:function`, allowed with `--import module`.", "",
               *parts("Variants", "variant.name", VARIANTS), *parts("Models", "model.name", MODELS),
               *parts("Data sets", "data.name", DATA), *parts("Splits", "split.name", SPLITS),

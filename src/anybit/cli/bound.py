@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def bound(path: RunPath,
-          smoothness: Annotated[float | None, typer.Option("--L", help="Smoothness L; estimated if not given.")] = None,
-          sigma_l: Annotated[float | None, typer.Option("--sigma-l", help="σ_l: batches within a client.")] = None,
-          sigma_g: Annotated[float | None, typer.Option("--sigma-g", help="σ_g: clients among each other.")] = None,
+          smoothness: Annotated[float | None, typer.Option("--L", help="Smoothness L; estimated by default.")] = None,
+          sigma_l: Annotated[float | None, typer.Option("--sigma-l", help="σ_l, gradient spread within a client.")] = None,
+          sigma_g: Annotated[float | None, typer.Option("--sigma-g", help="σ_g, gradient spread between clients.")] = None,
           gap: Annotated[float | None, typer.Option("--gap", help="F(w_1) − F(w*); default: F(w_1).")] = None,
           eta_s: Annotated[float | None, typer.Option("--eta-s", help="η_s; default: the run's server.lr.")] = None,
           imports: Import = None, json: Json = False, debug: Debug = False) -> None:
-    """Bound ‖∇F‖² of a finished run by Theorem 3.1, term by term; learning rates too large for it are an error."""
+    """Compute the bound of Theorem 3.1 on ‖∇F‖² for a finished run, term by term."""
     from anybit.theory.estimates import Known
     from anybit.theory.run_bound import run_bound
     from anybit.training.run import Run

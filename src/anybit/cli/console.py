@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from anybit.training.course import Progress
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback when something fails.")]
 Import = Annotated[list[str] | None, typer.Option(
-    "--import", metavar="MODULE", help="A module of yours that the recipe names; nothing else is imported.")]
+    "--import", metavar="MODULE", help="Allow this module of yours, which the recipe names, to be imported.")]
 
 
 def say(text: str) -> None:

@@ -23,7 +23,7 @@ DataDir = Annotated[Path | None, typer.Option(help="Folder with the hub's files 
 
 @app.command("prepare")
 def prepare(name: Name, data_dir: DataDir = None,
-            seed: Annotated[int, typer.Option(help="For the held-out test set, where a set has none.")] = 0,
+            seed: Annotated[int, typer.Option(help="Draws the held-out test set, if the set has none.")] = 0,
             called: Annotated[str, typer.Option("--name", help="The name to prepare it under.")] = "",
             image: Annotated[str, typer.Option(help="Column of the images.")] = "",
             label: Annotated[str, typer.Option(help="Column of the labels.")] = "",
@@ -36,7 +36,7 @@ def prepare(name: Name, data_dir: DataDir = None,
             revision: Annotated[str | None, typer.Option(help="The hub's branch, tag or commit.")] = None,
             force: Annotated[bool, typer.Option("--force", help="Prepare again, even if it is intact.")] = False,
             json: Json = False, debug: Debug = False) -> None:
-    """Read, check and store a data set, so that it trains anywhere with torch and numpy alone."""
+    """Read, check and store a data set, so that training needs only torch and numpy."""
     from anybit.data import hub
 
     columns = {"image": image, "label": label, "coarse": coarse, "id": id}
@@ -49,7 +49,7 @@ def prepare(name: Name, data_dir: DataDir = None,
 def show(recipe: Recipe, overrides: Overrides = None,
          out: Annotated[Path | None, typer.Option(help="The picture; default: RECIPE-clients.png here.")] = None,
          imports: Import = None, json: Json = False, debug: Debug = False) -> None:
-    """Draw how labels and sizes spread over the clients of a recipe."""
+    """Plot how labels and sizes spread over the clients of a recipe."""
     from anybit.config import from_recipe
     from anybit.federated.sampling import check_cohort
     from anybit.report.spread import draw, padding, spread

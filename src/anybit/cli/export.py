@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 
 Wanted = list[tuple["Width", "Runtime"]]
 Widths = Annotated[list[str] | None, typer.Option(
-    help="W4, W4A8, WA8, FP32; repeat for more. Default: the run's own sites at 8, 6, 4, 3 and 2 bits.")]
+    help="W4, W4A8, WA8, FP32; repeat for more. Default: what the run quantizes, at 8, 6, 4, 3 and 2 bits.")]
 FleetFile = Annotated[Path | None, typer.Option(
     help="A TOML file of [[device]] tables: name, width, runtime, count, or limits that choose the width.")]
 MinAccuracy = Annotated[float | None, typer.Option(
-    help="The worst metric that is exported. Default: half of what full precision gains over chance; 0: anything.")]
+    help="Write no width that scores worse. Default: half of what full precision gains over chance; 0: write all.")]
 Opset = Annotated[int, typer.Option(
-    help="ONNX opset: 21 stores 4 bits natively, 25 also 2 bits; below: bit streams for older runtimes.")]
-Weights = Annotated[str, typer.Option(help="Weights of integer kernels: uint8, int8 (fast on x86), or auto.")]
+    help="ONNX opset: 21 stores 4 bits natively, 25 also 2 bits; 18 to 20 use bit streams, for older runtimes.")]
+Weights = Annotated[str, typer.Option(help="Type of weights in integer kernels: uint8, int8 (fast on x86), or auto.")]
 Products = Annotated[str, typer.Option(
-    help="standard, or matmulnbits: linear layers with 4-bit weights stay packed in memory (ONNX Runtime alone).")]
-Exact = Annotated[bool, typer.Option("--exact", help="No 8-bit output quantizers on convolutions: ConvInteger, slower.")]
-StepRule = Annotated[str | None, typer.Option(help="Step rule: table, rule, mse, minmax or cover; default: the run's own.")]
+    help="standard, or matmulnbits: linear layers with 4-bit weights stay packed in memory (ONNX Runtime only).")]
+Exact = Annotated[bool, typer.Option("--exact", help="Do not round outputs of convolutions to 8 bits: exact, but slower.")]
+StepRule = Annotated[str | None, typer.Option(
+    help="Step sizes by table, rule, mse, minmax or cover; default: as in the run.")]
 Calibrate = Annotated[bool, typer.Option("--calibrate", help="Measure activation step sizes on training images.")]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Write C files without compiling and running them.")]
 Bench = Annotated[bool, typer.Option("--bench", help="Measure load time, latency and memory.")]

@@ -23,7 +23,7 @@ def init(path: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to w
          host: Annotated[str, typer.Option(help="The server's name or address, as seen from the devices.")] = "localhost",
          port: Annotated[int, typer.Option(help="The server's port for devices.")] = 9092,
          control_port: Annotated[int | None, typer.Option(
-             help="The port that only the server itself reaches; default: the next.")] = None,
+             help="The port that only the server itself can reach; default: the next one.")] = None,
          imports: Import = None, debug: Debug = False) -> None:
     """Write a project: a folder for the server and one for every device, with trial certificates and keys."""
     from anybit.fleet.project import Project, write_project
@@ -39,10 +39,10 @@ def init(path: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to w
 @app.command("add")
 def add(server: Annotated[Path, typer.Argument(metavar="SERVER", help="The project's server folder.")],
         key: Annotated[Path, typer.Argument(metavar="KEY.pub", help="The device's public key, as ssh-keygen writes it.")],
-        client: Annotated[int, typer.Option(help="Its number, partition-id in its node config.")],
+        client: Annotated[int, typer.Option(help="The client's number: partition-id in its node-config.")],
         width: Annotated[str | None, typer.Option(help="Its width: 4 (bits), W4A8, or any (drawn).")] = None,
         role: Annotated[str | None, typer.Option(help="train or inference.")] = None, debug: Debug = False) -> None:
-    """List a device's key as a client's, in place of the one it had; then let it in: ./register.sh keys/NAME.pub."""
+    """Assign a device's key to a client, replacing any earlier key; then let it in: ./register.sh keys/NAME.pub."""
     from anybit.fleet.registry import FILE, add_device
 
     name = add_device(server, key, client, "" if width == "any" else width, role)
@@ -55,9 +55,9 @@ def gate(server: Annotated[Path, typer.Argument(metavar="SERVER", help="The proj
          host: Annotated[str, typer.Option(help="Where devices reach the gate; 0.0.0.0: every address.")] = "127.0.0.1",
          port: Annotated[int, typer.Option(help="The port for devices.")] = 9092,
          control_port: Annotated[int, typer.Option(help="The SuperLink's port on this machine.")] = 9093,
-         answer_mb: Annotated[int, typer.Option(help="The most MB of a device's answer.")] = 64,
+         answer_mb: Annotated[int, typer.Option(help="Largest answer of a device, in MB.")] = 64,
          debug: Debug = False) -> None:
-    """Start the SuperLink on this machine alone, and a gate that passes devices' own requests to it and nothing else."""
+    """Start the SuperLink, reachable from this machine only, and a gate that lets through only what devices ask."""
     from anybit.fleet.link import Door, keep_gate
 
     if answer_mb < 1:
@@ -69,7 +69,7 @@ def gate(server: Annotated[Path, typer.Argument(metavar="SERVER", help="The proj
 def status(server: Annotated[Path, typer.Argument(metavar="SERVER", help="The project's server folder.")] = Path(),
            run: Annotated[str, typer.Option(help="The run's folder in it.")] = "run", json: Json = False,
            debug: Debug = False) -> None:
-    """Show the true state of a run; exit code 0 if it is waiting, running or completed, 1 if it failed or is unknown."""
+    """Show the state of a run; exit code 0 if it is waiting, running or completed, 1 if it failed or is unknown."""
     from anybit.fleet.status import fleet_status
 
     status = fleet_status(server, run)

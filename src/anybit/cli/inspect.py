@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 def evaluate(path: RunPath,
              width: Annotated[list[str] | None, typer.Option(help="W4, A4, WA4, W4A8, FP32; repeat for more.")] = None,
-             steps: Annotated[str | None, typer.Option(help="Step rule: table, rule, mse, minmax or cover.")] = None,
-             mixed: Annotated[bool, typer.Option("--mixed", help="Every pair of bits of weights and activations, kept "
+             steps: Annotated[str | None, typer.Option(help="Step sizes by table, rule, mse, minmax or cover.")] = None,
+             mixed: Annotated[bool, typer.Option("--mixed", help="Every pair of bits for weights and activations, saved "
                                                                  "with the run for its report.")] = False,
-             per_client: Annotated[bool, typer.Option("--per-client", help="On each client's own training examples "
+             per_client: Annotated[bool, typer.Option("--per-client", help="Evaluate on each client's own training examples "
                                                                            "instead of the test set.")] = False,
              imports: Import = None, json: Json = False, debug: Debug = False) -> None:
     """Evaluate a trained run at any widths on the whole test set."""
@@ -69,8 +69,8 @@ def report(paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="R
            out: Annotated[Path | None, typer.Option(help="Where to write; default: report/ in the first run.")] = None,
            paper: Annotated[bool, typer.Option("--paper", help="Compare with the paper's figures instead; RUN may also "
                                                                "be a sweep or a results file.")] = False,
-           markdown: Annotated[Path | None, typer.Option(help="With --paper: write the comparison here, too; what is "
-                                                                "behind it goes to NAME-readings.md.")] = None,
+           markdown: Annotated[Path | None, typer.Option(help="With --paper: also write the comparison here; the "
+                                                                "details go to NAME-readings.md.")] = None,
            json: Json = False, debug: Debug = False) -> None:
     """Compare runs: a table here, and one HTML page with plots. Or compare them with the paper's figures."""
     from anybit.files.holding import own_folder
@@ -133,7 +133,7 @@ def _print_comparison(comparison: Comparison) -> None:
 
 def doctor(engines: Annotated[bool, typer.Option("--engines", help="Measure all engines on LeNet-5 and ResNet-20.")] = False,
            json: Json = False, debug: Debug = False) -> None:
-    """Show this machine, the packages that each extra lacks, and (with --engines) the speed of every engine."""
+    """Show this machine, the missing packages of each extra, and (with --engines) the speed of every engine."""
     from anybit.environment import EXTRAS, environment, version
     from anybit.files.writing import home
 

@@ -37,7 +37,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _before_any_verb(version: Annotated[bool, typer.Option(
-        "--version", help="Print the version, and stop.", is_eager=True, callback=_print_version)] = False) -> None: ...
+        "--version", help="Print the version and exit.", is_eager=True, callback=_print_version)] = False) -> None: ...
 
 
 _VERBS: dict[str, Callable[..., None]] = {

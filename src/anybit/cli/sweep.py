@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 def sweep(names: Annotated[list[str], typer.Argument(
               metavar="NAME... [KEY=VALUE]...", help="Recipes, folders of recipes, or the folder of a sweep to continue; "
                                                      "then overrides, e.g. rounds=200.")],
-          seeds: Annotated[str | None, typer.Option(metavar="1,2,3", help="Default: each recipe's own seed.")] = None,
+          seeds: Annotated[str | None, typer.Option(metavar="1,2,3", help="Seeds; default: each recipe's own.")] = None,
           vary: Annotated[list[str] | None, typer.Option(
               metavar="KEY=A,B", help="Train with each of these values; repeat for all combinations.")] = None,
           path: Annotated[Path | None, typer.Option(help="The sweep's folder; default: runs/sweeps/NAME.")] = None,
           time_limit: Annotated[float | None, typer.Option(
               metavar="SECONDS", help="Stop with a checkpoint after this time.")] = None,
-          dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print the runs, and stop.")] = False,
+          dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print the runs, then exit.")] = False,
           imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
-    """Train many runs: recipes × varied settings × seeds. The same command again continues, and retries what failed."""
+    """Train many runs: recipes × varied settings × seeds. Repeat the command to continue and to retry what failed."""
     from anybit.sweeps.plan import SweepFolder, is_sweep
     from anybit.sweeps.preflight import check_without_data
     from anybit.sweeps.schedule import SweepWatch, train_sweep

@@ -26,7 +26,7 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
 def run(recipe: Recipe, overrides: Overrides = None,
         path: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/RECIPE-TIME.")] = None,
         dry_run: Annotated[bool, typer.Option(
-            "--dry-run", help="Print time, memory, traffic and work (with --json also the config), and stop.")] = False,
+            "--dry-run", help="Print expected time, memory, traffic and work (--json: also the config), and exit.")] = False,
         log: Log = None, imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Train a recipe."""
     from anybit.config import from_recipe
@@ -58,7 +58,7 @@ def run(recipe: Recipe, overrides: Overrides = None,
 
 
 def resume(path: RunPath,
-           rounds: Annotated[int | None, typer.Option(help="More rounds than it has: also a finished run goes on.")] = None,
+           rounds: Annotated[int | None, typer.Option(help="New total of rounds; a finished run goes on, too.")] = None,
            log: Log = None, imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Continue an interrupted run from its last checkpoint, or give a run more rounds."""
     from anybit.engines.ranks import rank

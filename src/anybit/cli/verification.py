@@ -11,13 +11,12 @@ from anybit.cli.console import Debug, Json, print_result, say
 from anybit.errors import RunError
 
 Verified = Annotated[Path, typer.Argument(metavar="PATH", help="A run, a sweep, an export, or an archive.")]
-Private = Annotated[Path, typer.Argument(metavar="PATH", help="Where the private key goes; the public: PATH.pub.")]
+Private = Annotated[Path, typer.Argument(metavar="PATH", help="Where to write the private key; the public one: PATH.pub.")]
 keys = typer.Typer(no_args_is_help=True, help="Keys for signatures.")
 
 
 def verify(path: Verified,
-           key: Annotated[Path | None, typer.Option(help="A public key: what is verified must be signed with its private "
-                                                         "one.")] = None,
+           key: Annotated[Path | None, typer.Option(help="Public key: require a signature by its private key.")] = None,
            json: Json = False, debug: Debug = False) -> None:
     """Compare every file with its recorded SHA-256: ok, damaged, missing, unknown (recorded nowhere), or unchecked (times,
     events of a fleet)."""
@@ -35,7 +34,7 @@ def verify(path: Verified,
 def sign(path: Verified,
          key: Annotated[Path, typer.Option(help="A private key, as 'anybit keys new' writes it.")],
          debug: Debug = False) -> None:
-    """Sign a finished run, a sweep of them, an export or an archive, after every file of it was verified."""
+    """Sign a finished run, a finished sweep, an export or an archive, after verifying every file in it."""
     from anybit.files.signatures import private_key
     from anybit.files.verification import sign
 

@@ -38,25 +38,25 @@ class Component:
 
 @dataclass(frozen=True)
 class RangeOptions:
-    """Origin of the step sizes."""
+    """Where step sizes come from."""
 
     weights: RangeRule | None = None
-    """Step sizes of weights at the start; none: by the variant's rule (min-max for QAT and APQN, MSE for MQAT)."""
+    """Rule for the initial step sizes of weights; none: the variant's (min-max for QAT and APQN, MSE for MQAT)."""
     activations: ActivationRule = "cover"
-    """Step sizes of activations at the start, and when re-estimated for evaluation."""
+    """Rule for the step sizes of activations, at the start and when re-estimated for evaluation."""
     evaluate: StepRule | None = None
     """Step rule at evaluation; none: the variant's choice."""
     calibration_images: int = 64
-    """Training images for the measurement of activation ranges."""
+    """Training images on which activation ranges are measured."""
     learned: bool = False
-    """Train the step sizes (LSQ), starting from the rules above."""
+    """Train the step sizes (LSQ, learned step size quantization), starting from the rules above."""
     spread: float = SPREAD
     """c of the rule "rms": a weight's range is ±c root mean squares."""
     follow: bool | None = None
     """Let the step sizes of weights follow their root mean square, Δ_t = Δ_start·rms(w_t)/rms(w_0), in every round; none:
     the variant's choice, false in all of anybit's."""
     project: bool | None = None
-    """Clip the server's weights to their widest range after every round; none: the variant's choice, false but for
+    """Clip the server's weights to their widest range after every round; none: the variant's choice, false except for
     carousel."""
 
     def __post_init__(self) -> None:
@@ -72,9 +72,9 @@ class EvaluationOptions:
     """Rounds and widths at which the server model is evaluated on the whole test set."""
 
     every: int = 100
-    """Rounds from one evaluation to the next."""
+    """Rounds between two evaluations."""
     also: tuple[int, ...] = ()
-    """Further rounds after which it is evaluated."""
+    """Additional rounds after which it is evaluated."""
     bits: tuple[int, ...] = (32, 8, 6, 4, 3, 2)
     """Bit-widths at which it is evaluated."""
     sites: tuple[SiteKinds, ...] = ("W", "A", "WA")
@@ -82,9 +82,9 @@ class EvaluationOptions:
     steps: tuple[StepRule, ...] = ("table", "rule", "mse")
     """Step rules of the final evaluation."""
     batch_size: int | None = None
-    """Test images at once; none: 250 on a CPU, 2,500 on a GPU, fewer if they do not fit."""
+    """Test images per batch; none: 250 on a CPU, 2,500 on a GPU, fewer if they do not fit."""
     mixed: bool = False
-    """At the end also every pair of bits of weights and activations (W4A8, W2A8, W8A4, …), by the variant's step rule."""
+    """Finally evaluate every pair of bits for weights and activations (W4A8, W2A8, …), by the variant's step rule."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -99,12 +99,12 @@ class EvaluationOptions:
 
 @dataclass(frozen=True)
 class ComputeOptions:
-    """Computation of the engine. None: chosen for this machine, and then kept in the run."""
+    """How engines compute. None: chosen for this machine, and then kept in the run."""
 
     precision: Precision = "tf32"
     """Precision of products: float32 in a GPU's TF32 units, exact float32, or bfloat16 (autocast, on CPUs too)."""
     compile: bool | None = None
-    """Compile the client step on a GPU; none: when the run is long enough for it to pay."""
+    """Compile the client step on a GPU; none: if the run is long enough for it to pay off."""
     chunk: int | None = None
     """Clients that the stacked engine computes at once; fewer need less memory."""
     convolution: Convolution | None = None
@@ -120,33 +120,33 @@ class ComputeOptions:
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """The server's dealings with real devices; a run in one process ignores them."""
+    """How the server treats real devices; a run on one machine ignores these settings."""
 
     deadline: float = 600.0
     """Seconds after which a round goes on without the devices that have not answered."""
     minimum: int | None = None
-    """Answers that a round needs, with fewer it is tried again; none: 2, or 1 where a cohort has one place."""
+    """Answers that a round needs; with fewer it is tried again; none: 2, or 1 if a cohort is a single client."""
     tries: int = 3
-    """Tries of a round before the run stops, with a checkpoint."""
+    """How often a round is tried before the run stops, with a checkpoint."""
     wait: float = 600.0
-    """Seconds until enough devices must have connected."""
+    """Seconds to wait for enough devices to connect."""
     poll: float = 0.5
-    """Seconds between two looks for answers."""
+    """Seconds between two checks for answers."""
     quarantine: int = 3
-    """Answers of a device in a row that are rejected or missing, after which it is not asked for 2 rounds, then 4, 8, …"""
+    """Rejected or missing answers in a row after which a device is left out for 2 rounds, then 4, 8, …"""
     norm_bound: float | Literal["adaptive", "off"] | None = None
     """Largest L2 norm of a delta, beyond which it is clipped or rejected: a number, adaptive (twice the median of recent
     norms) or off; none: adaptive."""
     norm_rule: Literal["clip", "reject"] = "clip"
-    """Treatment of a delta beyond `norm_bound`."""
+    """What happens to a delta beyond `norm_bound`."""
     max_examples: int = 1_000_000
     """Most examples that a device may claim; matters with weighting = "examples"."""
     examples_bound: float = 2.0
-    """Most examples that weigh in the mean, in medians of the cohort; matters with weighting = "examples"."""
+    """Most examples that count in the mean, in medians of the cohort; matters with weighting = "examples"."""
     uplink_bits: int = 32
-    """Deltas travel in 32 bits as they are, or in 8 or 4 bits, stochastically rounded."""
+    """Bits in which deltas are sent: 32, or 8 or 4 with stochastic rounding."""
     calibration: Literal["devices", "server"] = "devices"
-    """Place where activation ranges are measured: on sampled devices, or on the server's training data."""
+    """Where activation ranges are measured: on sampled devices, or on the server's training data."""
     calibration_devices: int = 10
     """Devices that measure activation ranges."""
 
@@ -171,36 +171,36 @@ class Config:
     model: Component = Component("resnet20")
     """Network that is trained."""
     variant: Component = Component("mqat")
-    """Way in which clients train."""
+    """How clients train."""
     rounds: int = 100
-    """Rounds of the training."""
+    """Number of training rounds."""
     cohort: int | None = None
-    """Clients of a round; none: 10, or all where there are fewer."""
+    """Clients per round; none: 10, or all if there are fewer."""
     sampling: SamplingOptions = SamplingOptions()
     seed: int = 1
     """Seed of every draw: split, initial weights, cohorts, widths, batches."""
     weighting: Literal["uniform", "examples"] = "uniform"
-    """Weights in the mean of deltas: 1/|S| (the paper's), or in proportion to each client's examples."""
+    """Weights in the mean of deltas: equal (the paper's), or in proportion to each client's examples."""
     loss: str = "cross_entropy"
     """Loss that clients minimize, by name or 'module:function'."""
     metric: str = "accuracy"
     """Metric of the evaluations, by name or 'module:function'."""
     output: str | int | None = None
-    """Key or position of the model's output, where it returns several; none: "logits", or the only tensor."""
+    """Key or position of the model's output, if it returns several; none: "logits", or the only tensor."""
     client: ClientOptions = ClientOptions()
     server: ServerOptions = ServerOptions()
     sites: SiteOptions = SiteOptions()
     ranges: RangeOptions = RangeOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
     engine: EngineName = "auto"
-    """Execution of a cohort: one client after another, all in one program, or a process per core; auto: the fastest."""
+    """How a cohort is computed: one client after another, all in one program, or a process per core; auto: the fastest."""
     compute: ComputeOptions = ComputeOptions()
     device: str = "auto"
-    """Device of the computation: cpu, cuda or cuda:1; auto: a GPU where there is one."""
+    """Device to compute on: cpu, cuda or cuda:1; auto: a GPU if there is one."""
     threads: int | None = None
-    """CPU threads; none: torch's choice. Results are bytewise the same only for the same number."""
+    """CPU threads; none: torch's choice. Results are the same to the byte only for the same number."""
     checkpoint_every: int = 100
-    """Rounds from one checkpoint to the next."""
+    """Rounds between two checkpoints."""
     fleet: FleetOptions = FleetOptions()
     privacy: PrivacyOptions = PrivacyOptions()
 

@@ -16,20 +16,20 @@ from anybit.schema import check_types
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """Local training. Whatever an optimizer keeps starts anew in every round."""
+    """Local training. The state of the optimizer is reset in every round."""
 
     lr: float = 0.05
-    """η_c; AdamW wants about 1e-3."""
+    """Learning rate η_c; for AdamW about 1e-3."""
     batch_size: int = 64
-    """Examples of a local step."""
+    """Examples per local step."""
     epochs: int = 1
     """Passes through a client's examples in a round."""
     local_steps: int | None = None
-    """Local steps of every client in a round, on the first so many batches of as many epochs as it takes; none: `epochs`."""
+    """Local steps of every client in a round, over as many epochs as that takes; none: as `epochs` says."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """Optimizer of the weights."""
     momentum: float = 0.0
-    """μ of SGD's heavy ball: m ← μ·m + g, w ← w − η_c·m."""
+    """Momentum μ of SGD: m ← μ·m + g, w ← w − η_c·m."""
     nesterov: bool = False
     """Step along g + μ·m instead of m."""
     weight_decay: float = 0.0
@@ -43,14 +43,14 @@ class ClientOptions:
     prox: float = 0.0
     """μ of FedProx: the objective gets μ/2·‖w − w_t‖², the distance from the weights at the start of the round."""
     schedule: Schedule = "constant"
-    """Course of the learning rates over the rounds: constant, linear (down to 0 over the last rounds) or cosine."""
+    """Schedule of the learning rates over the rounds: constant, linear (down to 0 over the last rounds) or cosine."""
     decay: float = 0.3
-    """Share of the rounds in which the linear schedule goes down."""
+    """Share of the rounds, at the end, in which the linear schedule falls."""
     step_lr: float = 0.01
-    """Learning rate of learned step sizes (plain SGD), and the most that a local step changes log Δ."""
+    """Learning rate of learned step sizes (plain SGD), and the most that one local step can change log Δ."""
     clip: float | None = None
-    """Longest gradient of a local step, without learned step sizes and weight decay: longer ones are cut to it, non-finite
-    ones count as 0."""
+    """Largest norm of a local step's gradient, without learned step sizes and weight decay: larger ones are clipped,
+    non-finite ones count as 0."""
 
     def __post_init__(self) -> None:
         check_types(self)

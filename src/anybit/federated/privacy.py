@@ -32,20 +32,20 @@ class PrivacyOptions:
     """Differential privacy of clients. Without `clip` and `noise` nothing is clipped, hidden or promised."""
 
     clip: float | None = None
-    """C: longest delta of a client, weights and learned step sizes together; longer ones are shortened to it."""
+    """C: longest delta of a client, weights and learned step sizes together; longer ones are clipped to it."""
     noise: float | None = None
     """z: standard deviation of the noise in units of `clip`, on the sum of a cohort (central) or on every delta (local)."""
     where: Literal["central", "local"] = "central"
-    """Place where noise is added: by the server, which sees the deltas, or by every client before it sends its own."""
+    """Where noise is added: by the server, which sees the deltas, or by every client before it sends its own."""
     sampling: Literal["uniform", "poisson"] = "uniform"
-    """Draw of a cohort: so many clients without replacement, or each client by itself with q = cohort/clients."""
+    """How a cohort is drawn: a fixed number without replacement, or each client independently with q = cohort/clients."""
     delta: float | None = None
-    """δ of (ε, δ); none: clients^-1.1. From 1/clients on, a mechanism that publishes one client's data would pass."""
+    """δ of (ε, δ); none: clients^-1.1. It must be below 1/clients, at which publishing one client's data would pass."""
     clients: int | None = None
-    """Clients of which cohorts are drawn, where devices come and go; none: those of the split."""
+    """Number of clients from which cohorts are drawn, if devices come and go; none: those of the split."""
     secret: bool | None = None
-    """Draw noise and cohorts anew from the system's entropy instead of by the seed, which a config tells everybody; none: on
-    a fleet, and not in a simulation, which is then repeatable and hides nothing from who knows the seed."""
+    """Draw noise and cohorts from the system's entropy instead of the seed, which anyone with the config knows; none: true
+    on a fleet, false in a simulation, which stays repeatable but hides nothing from those who know the seed."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -20,11 +20,11 @@ POLICIES = ("uniform", "stratified", "weighted")
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """Policy that draws S_t. Uniform is the paper's; the others depend on each client's width in the round."""
+    """Policy that draws the cohort S_t. Uniform is the paper's; the others depend on each client's width in the round."""
 
     policy: str = "uniform"
-    """stratified: all widths equally often · weighted: in proportion to `weights` · 'module:function': a sampler of one's
-    own, (seed, rounds before, clients, size) → client numbers."""
+    """stratified: all widths equally often · weighted: in proportion to `weights` · 'module:function': your own
+    sampler, (seed, rounds before, clients, size) → client numbers."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """{width: weight} of the weighted policy, e.g. {W2 = 3}; other widths have weight 1."""
 

@@ -28,8 +28,8 @@ class ServerOptions:
     """sgd (with momentum: FedAvgM), adam, adagrad, yogi, or 'module:function', a function of these options that returns a
     ServerOptimizer."""
     lr: float | None = None
-    """η_s; none: 1 for SGD and for an optimizer of one's own; for the adaptive ones by the number of rounds, 1e-2 up to 100
-    and 1e-3 from 2,000, in between on the straight line of the logarithms."""
+    """Learning rate η_s; none: 1 for SGD and for your own optimizer; for adaptive ones 1e-2 up to 100 rounds, 1e-3 from
+    2,000, and log-log interpolated in between."""
     eps: float = 1e-8
     """ε of the adaptive optimizers: w ← w + η_s·m/(√v + ε)."""
     beta1: float = 0.9
@@ -39,20 +39,20 @@ class ServerOptions:
     momentum: float = 0.0
     """β of SGD: m ← β·m + Δ_t, w ← w + η_s·m."""
     mean: Literal["mean", "median", "trimmed", "geometric", "krum"] = "mean"
-    """Combination of the deltas: their mean (the paper's), or robustly the median or trimmed mean per coordinate, the
-    geometric median, or the mean of the nearest to each other (Multi-Krum)."""
+    """How deltas are combined: their mean (the paper's), or a robust one: the median or trimmed mean per coordinate, the
+    geometric median, or the mean of those closest to each other (Multi-Krum)."""
     trim: float = 0.2
-    """Share of clients that the trimmed mean leaves out at either end, and Krum in all."""
+    """Share of clients that the trimmed mean leaves out at each end, and Krum altogether."""
     schedule: str | None = None
-    """Course of the learning rate: constant, linear (down to 0 over the last rounds), cosine (over all of them), or
-    'module:function', (rounds before, rounds) → factor; none: the variant's choice, constant but for carousel."""
+    """Schedule of the learning rate: constant, linear (down to 0 over the last rounds), cosine (over all of them), or
+    'module:function', (rounds before, rounds) → factor; none: the variant's choice, constant except for carousel."""
     decay: float = 0.3
-    """Share of the rounds in which the linear schedule goes down."""
+    """Share of the rounds, at the end, in which the linear schedule falls."""
     average: float | None = None
     """β of an exponential average of the weights over the rounds, e.g. 0.998; 0: no average; none: the variant's choice."""
     deliver: Delivered | None = None
-    """Weights that are evaluated and shipped: the last ones, or their average; none: the average where the learning rate
-    does not go down and there is one."""
+    """Weights that are evaluated and shipped: the last ones, or their average; none: the average, if there is one and the
+    learning rate does not fall."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -26,22 +26,22 @@ from anybit.schema import check_types
 
 @dataclass(frozen=True)
 class SiteOptions:
-    """Choice of the sites and their grids. The defaults are the paper's."""
+    """Which tensors are quantized (sites), and on which levels (grids). The defaults are the paper's."""
 
     weight_grid: GridName | None = None
-    """Grid of the weights; none: the variant's choice, the paper's full grid but for carousel."""
+    """Grid of the weights; none: the variant's choice, the paper's full grid except for carousel."""
     activation_grid: Literal[GridName, "auto"] | None = None
     """Grid of the activations. auto: unsigned where they are never negative, full elsewhere; none: the variant's choice."""
     one_sided: tuple[str, ...] | None = None
-    """Layers whose inputs are never negative, for auto; none: seen on training images at the start, and then kept."""
+    """Layers whose inputs are never negative, for auto; none: measured on training images at the start, and then kept."""
     per_channel: bool = False
     """One step size per output channel of a weight, instead of one per tensor."""
     first_last_bits: int | None = None
     """Bit-width of the first and last layer whenever the others are quantized; none: that of the others."""
     quantize_image: bool | None = None
-    """The model's own input is an activation site; none: the variant's choice, true but for carousel."""
+    """Quantize the model's own input, too; none: the variant's choice, true except for carousel."""
     full_precision: tuple[str, ...] = ()
-    """Names of modules, with everything in them, and of parameters that stay in full precision."""
+    """Names of modules (with everything in them) and parameters that stay in full precision."""
 
     def __post_init__(self) -> None:
         check_types(self)
