@@ -1,7 +1,7 @@
 """The C artifact beside ONNX Runtime on a processor of a server: one image, one thread, in turns.
 
-    python -m benchmarks.c_latency write FOLDER --run RUN          # where anybit is installed
-    python -m benchmarks.c_latency measure FOLDER results/devices/c-latency.csv   # needs numpy, onnxruntime, a C compiler
+    python -m benchmarks.c_latency write FOLDER --run RUN     # where anybit is installed
+    python benchmarks/c_latency.py measure FOLDER OUT.csv     # needs numpy, onnxruntime and a C compiler
 
 `write` exports the run as C at several widths and as float ONNX, with some test images. `measure` may happen on another
 machine: it compiles every artifact for the instruction sets that the processor has, wants the same bits of all builds, and
@@ -14,10 +14,8 @@ import argparse
 import csv
 import ctypes
 import platform
-import shutil
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +36,7 @@ Call = Callable[[np.ndarray], np.ndarray]
 def write(folder: Path, run: Path) -> None:
     """Export what `measure` needs."""
     from anybit.export.c.export import CExporter
+    from anybit.export.onnx_model import OnnxExporter
     from anybit.export.subject import from_run
     from anybit.quant.grid import Width
     from anybit.training.run import Run
@@ -47,10 +46,7 @@ def write(folder: Path, run: Path) -> None:
     for width in WIDTHS:
         exporter.written(folder / f"{width.lower()}.c", Width.parse(width))
     np.save(folder / "images.npy", exporter.examples[:IMAGES].numpy())
-    subprocess.run([sys.executable, "-m", "anybit", "export", str(run), "--width", "FP32", "--out", str(folder / "onnx"),
-                    "--no-verify"],
-                   check=True)
-    shutil.copy(next((folder / "onnx").glob("*.onnx")), folder / "fp32.onnx")
+    (folder / "fp32.onnx").write_bytes(OnnxExporter(exporter.subject).model(Width.parse("FP32")).proto.SerializeToString())
 
 
 def measure(folder: Path, out: Path, turns: int) -> None:
@@ -75,13 +71,11 @@ def measure(folder: Path, out: Path, turns: int) -> None:
             call(image)
             times[key].append(time.perf_counter() - started)
     base = statistics.median(times["FP32", "ONNX Runtime"])
+    medians = {key: statistics.median(spent) for key, spent in times.items()}
+    rows = [(_processor(), *key, f"{median * 1e6:.0f}", f"{base / median:.2f}") for key, median in medians.items()]
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("processor", "width", "build", "us", "times_as_fast_as_float"))
-        for (width, build), spent in times.items():
-            median = statistics.median(spent)
-            writer.writerow((_processor(), width, build, f"{median * 1e6:.0f}", f"{base / median:.2f}"))
+        csv.writer(file).writerows([("processor", "width", "build", "us", "times_as_fast_as_float"), *rows])
     print(out.read_text(), end="")
 
 
@@ -114,8 +108,8 @@ def _features() -> set[str]:
 
 
 def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    lines = subprocess.run(["lscpu"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return next(line.split(":")[1].strip() for line in lines if line.startswith("Model name"))
 
 
 def main() -> None:

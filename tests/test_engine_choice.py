@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 import anybit
 from anybit.config import Config
@@ -140,3 +141,21 @@ def test_fit_keeps_the_choice_and_resumes_with_it(counted: list[Candidate], tmp_
 
 def test_an_engine_that_the_user_names_is_kept(task: Task) -> None:
     assert with_engine(replace(Config(), engine="processes"), task).engine == "processes"
+
+
+class Decides(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = super().forward(x if bool((x > 0).any()) else -x)
+        return out
+
+
+def test_away_from_the_cpu_clients_are_stacked_or_it_is_said_why_not(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data of a sweep are on its device before the model is; the meta device stands for one, as it computes shapes."""
+    device, said = torch.device("meta"), list[str]()
+    monkeypatch.setattr(engine_choice, "pick_device", lambda name: device)
+    away = replace(task, data=task.data.to(device))
+    assert with_engine(Config(cohort=3), away, said.append).engine == "auto"
+    assert said == []
+    deciding = replace(task, model=Decides(nn.Flatten(), nn.Linear(3072, 10)))
+    assert with_engine(Config(cohort=3), deciding, said.append).engine == "sequential"
+    assert [line for line in said if "one client at a time" in line and "decides by values" in line] == said != []

@@ -149,8 +149,12 @@ def check_repeatable(model: nn.Module, config: Config, inputs: Inputs) -> None:
 
 @torch.no_grad()
 def check_mapped(task: Task, config: Config) -> None:
-    """Raise where vmap, by which the stacked engine computes its clients, does not get through the model."""
-    prepared, data = prepare(task.model, options=config.sites), task.data
+    """Raise where vmap, by which the stacked engine computes its clients, does not get through the model.
+
+    It is asked where the data are, which a sweep has on its device already.
+    """
+    data = task.data
+    prepared = prepare(task.model, options=config.sites).to(data.train.y.device)
     two = [pytree.tree_map(lambda leaf: torch.stack([leaf] * 2), tree)
            for tree in (dict(prepared.named_parameters()), data.pipeline(picked(data.train.x, slice(1))))]
     try:

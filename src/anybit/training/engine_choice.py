@@ -83,7 +83,9 @@ def with_engine(config: Config, task: Task, say: Callable[[str], None] = lambda 
     if on_demand and config.engine == "stacked":
         raise ConfigError("engine = 'stacked' needs all clients in memory, and some are functions that load them: use "
                           "engine=sequential or processes")
-    if config.engine == "auto" and pick_device(config.device).type != "cpu" and (on_demand or not _maps(config, task)):
+    if config.engine == "auto" and pick_device(config.device).type != "cpu" and (
+            reason := "some clients are loaded on demand" if on_demand else _obstacle(config, task)):
+        say(f"one client at a time, which is slow on a GPU: {reason}")
         return replace(config, engine="sequential")
     open_choice = config.engine == "auto" and config.compute.convolution is None
     if not open_choice or pick_device(config.device).type != "cpu" or world() > 1 or os.environ.get(SWITCH) == "off":
@@ -127,19 +129,19 @@ def measure(config: Config, task: Task, budget: float = BUDGET, quick: bool = Fa
             candidate = replace(candidate, threads=config.threads)
         if any(m.candidate == candidate for m in table):
             continue
-        if candidate.engine == "stacked" and not _maps(config, task):
+        if candidate.engine == "stacked" and _obstacle(config, task):
             continue
         table.append(Measured(candidate, round_seconds(config, task, candidate)))
         yield table[-1]
 
 
-def _maps(config: Config, task: Task) -> bool:
-    """Tell if the stacked engine can compute the model."""
+def _obstacle(config: Config, task: Task) -> str:
+    """Say why the stacked engine cannot compute the model; empty where it can."""
     try:
         check_mapped(task, config)
-    except ModelError:
-        return False
-    return True
+    except ModelError as error:
+        return str(error)
+    return ""
 
 
 def _has_convolutions(model: nn.Module) -> bool:

@@ -21,7 +21,7 @@ from anybit.quant.grid import FLOAT, Grid
 _MOST = 2**31 - 1
 _LANES = 32
 """The most bytes that a processor multiplies at a time."""
-_TILE = "\n".join(" " * 16 + " ".join(f"s{row}{n} = PRODUCTS(s{row}{n}, w{row}, x{n});" for n in range(4)) for row in range(4))
+_TILE = "\n".join(f"{'':16}s{row}{n} = PRODUCTS(s{row}{n}, w{row}, x{n});" for row in range(4) for n in range(4))
 SIGNS = {"int8_t": "i", "uint8_t": "u"}
 """{type: how x86 and WebAssembly name instructions for it}."""
 

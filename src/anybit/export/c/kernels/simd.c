@@ -23,6 +23,16 @@ typedef __m256i sums_t;
 #define ADDED(a, b, c, d) _mm256_hadd_epi32(_mm256_hadd_epi32(a, b), _mm256_hadd_epi32(c, d))
 #define STORE(to, sums) \
     _mm_storeu_si128((__m128i *)(void *)(to), _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1)))
+typedef __m128i codes_t;
+#define CODES(at) _mm_loadu_si128((const __m128i *)(const void *)(at))
+#define STORE_CODES(to, codes) _mm_storeu_si128((__m128i *)(void *)(to), codes)
+#define LOW_HALVES(codes) _mm_and_si128(codes, _mm_set1_epi8(15))
+#define HIGH_HALVES(codes) _mm_and_si128(_mm_srli_epi16(codes, 4), _mm_set1_epi8(15))
+#define LOOKED_UP(table, halves) _mm_shuffle_epi8(table, halves)
+#define ZIP_LOW(a, b) _mm_unpacklo_epi8(a, b)
+#define ZIP_HIGH(a, b) _mm_unpackhi_epi8(a, b)
+#define ZIP_LOW_PAIRS(a, b) _mm_unpacklo_epi16(a, b)
+#define ZIP_HIGH_PAIRS(a, b) _mm_unpackhi_epi16(a, b)
 typedef __m128 floats_t;
 #define FLOATS(at) _mm_loadu_ps(at)
 #define FLOATS_OF(value) _mm_set1_ps(value)
@@ -54,6 +64,16 @@ typedef int32x4_t sums_t;
 #define NOTHING vdupq_n_s32(0)
 #define ADDED(a, b, c, d) vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d))
 #define STORE(to, sums) vst1q_s32(to, sums)
+typedef uint8x16_t codes_t;
+#define CODES(at) vld1q_u8((const uint8_t *)(at))
+#define STORE_CODES(to, codes) vst1q_u8((uint8_t *)(to), codes)
+#define LOW_HALVES(codes) vandq_u8(codes, vdupq_n_u8(15))
+#define HIGH_HALVES(codes) vshrq_n_u8(codes, 4)
+#define LOOKED_UP(table, halves) vqtbl1q_u8(table, halves)
+#define ZIP_LOW(a, b) vzip1q_u8(a, b)
+#define ZIP_HIGH(a, b) vzip2q_u8(a, b)
+#define ZIP_LOW_PAIRS(a, b) vreinterpretq_u8_u16(vzip1q_u16(vreinterpretq_u16_u8(a), vreinterpretq_u16_u8(b)))
+#define ZIP_HIGH_PAIRS(a, b) vreinterpretq_u8_u16(vzip2q_u16(vreinterpretq_u16_u8(a), vreinterpretq_u16_u8(b)))
 typedef float32x4_t floats_t;
 #define FLOATS(at) vld1q_f32(at)
 #define FLOATS_OF(value) vdupq_n_f32(value)

@@ -33,24 +33,31 @@ static void unpack(const weights_t *w, int number)
     for (int i = 0; i < 16; i++) {
         levels[i] = (row_t)(w->factor * i + w->low);
     }
-#if defined(TILES) /* All numbers of a byte at once, from a table that most layers share. */
+#if defined(TILES) /* A half of a byte is one code or two: a table of 16 numbers for each, looked up 16 at a time. */
     if (bits == 2 || bits == 4) {
-        static row_t table[256][4];
-        static int factor, low, of;
-        const int each = 8 / bits;
-        if (of != bits || factor != w->factor || low != w->low) {
-            of = bits, factor = w->factor, low = w->low;
-            for (int code = 0; code < 1024; code++) {
-                table[code / 4][code % 4] = levels[code / 4 >> code % each * bits & ((1 << bits) - 1)];
+        int8_t tables[2][16];
+        for (int i = 0; i < 16; i++) {
+            tables[0][i] = levels[bits == 2 ? i & 3 : i];
+            tables[1][i] = levels[i >> 2];
+        }
+        const codes_t first = CODES(tables[0]), second = CODES(tables[1]);
+        for (; length >= 16; length -= 16, codes += 16) {
+            const codes_t low = LOW_HALVES(CODES(codes)), high = HIGH_HALVES(CODES(codes));
+            const codes_t a = LOOKED_UP(first, low), c = LOOKED_UP(first, high);
+            if (bits == 4) {
+                STORE_CODES(out, ZIP_LOW(a, c));
+                STORE_CODES(out + 16, ZIP_HIGH(a, c));
+                out += 32;
+            } else {
+                const codes_t b = LOOKED_UP(second, low), d = LOOKED_UP(second, high);
+                const codes_t e = ZIP_LOW(a, b), f = ZIP_LOW(c, d), g = ZIP_HIGH(a, b), h = ZIP_HIGH(c, d);
+                STORE_CODES(out, ZIP_LOW_PAIRS(e, f));
+                STORE_CODES(out + 16, ZIP_HIGH_PAIRS(e, f));
+                STORE_CODES(out + 32, ZIP_LOW_PAIRS(g, h));
+                STORE_CODES(out + 48, ZIP_HIGH_PAIRS(g, h));
+                out += 64;
             }
         }
-        for (int i = 0; i < length && bits == 2; i++, out += 4) {
-            memcpy(out, table[codes[i]], 4);
-        }
-        for (int i = 0; i < length && bits == 4; i++, out += 2) {
-            memcpy(out, table[codes[i]], 2);
-        }
-        return;
     }
 #endif
     if (bits == 2) {
