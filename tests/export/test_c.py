@@ -117,20 +117,27 @@ def test_integers_are_exact(sites: SiteOptions, width: str, tmp_path: Path) -> N
     assert torch.equal(found(subject, width, tmp_path), outputs(reference(subject, Width.parse(width)), subject))
 
 
-SIMD = {"aarch64": ("asimddp", "-march=armv8.2-a+dotprod"), "x86_64": ("avx2", "-mavx2")}
-"""{machine: (flag of a processor, flag of a compiler)}."""
+PLAIN = {"aarch64": "-U__ARM_NEON"}
+"""{machine: what keeps a compiler from instructions that every processor of it has}."""
+LANES = {"aarch64": {"asimd": "", "asimddp": "-march=armv8.2-a+dotprod"},
+         "x86_64": {"avx2": "-mavx2", "avx512_vnni": "-mavx2 -mavx512vl -mavx512vnni"}}
+"""{machine: {flag of a processor: flags of a compiler}}."""
 
 
-@pytest.mark.parametrize("activation_grid", ["full", "unsigned"])
-def test_instructions_for_many_products_give_the_same(activation_grid: GridName, tmp_path: Path,
+@pytest.mark.parametrize(("name", "activation_grid", "width"), [
+    ("lenet", "full", "W2A8"), ("lenet", "unsigned", "W4A8"), ("mobile", "full", "W4A8"), ("resnet20", "unsigned", "W8A8")])
+def test_instructions_for_many_products_give_the_same(name: str, activation_grid: GridName, width: str, tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    has, flag = SIMD.get(platform.machine(), ("", ""))
-    if not has or has not in Path("/proc/cpuinfo").read_text().split():
-        pytest.skip(f"needs a processor with {' or '.join(has for has, _ in SIMD.values())}")
-    subject = subject_of(lenet(), SiteOptions(weight_grid="centred", activation_grid=activation_grid))
-    plain = found(subject, "W2A8", tmp_path)
-    monkeypatch.setenv("CC", f"cc {flag}")
-    assert torch.equal(found(subject, "W2A8", tmp_path), plain)
+    features = set(Path("/proc/cpuinfo").read_text().split())
+    builds = [flags for has, flags in LANES.get(platform.machine(), {}).items() if has in features]
+    if not builds:
+        pytest.skip("needs a processor with asimd or avx2")
+    subject = subject_of(NETWORKS[name](), SiteOptions(weight_grid="centred", activation_grid=activation_grid))
+    monkeypatch.setenv("CC", f"cc {PLAIN.get(platform.machine(), '')}")
+    plain = found(subject, width, tmp_path)
+    for flags in builds:
+        monkeypatch.setenv("CC", f"cc {flags}")
+        assert torch.equal(found(subject, width, tmp_path), plain), flags
 
 
 class Applied(nn.Module):
