@@ -125,7 +125,7 @@ LANES = {"aarch64": {"asimd": "", "asimddp": "-march=armv8.2-a+dotprod"},
 
 
 @pytest.mark.parametrize(("name", "activation_grid", "width"), [
-    ("lenet", "full", "W2A8"), ("lenet", "unsigned", "W4A8"), ("mobile", "full", "W4A8"), ("resnet20", "unsigned", "W8A8")])
+    ("lenet", "full", "W8A8"), ("lenet", "unsigned", "W4A8"), ("mobile", "full", "W4A8"), ("resnet20", "unsigned", "W2A8")])
 def test_instructions_for_many_products_give_the_same(name: str, activation_grid: GridName, width: str, tmp_path: Path,
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
     features = set(Path("/proc/cpuinfo").read_text().split())
