@@ -13,11 +13,7 @@ static uint32_t spread_$name(const weights_t *w, int number, int8_t *to, int pie
             to[i] = 0;
         }
     }
-#if LANES_UNSIGNED == $unsigned
-    return 0;
-#else
-    return LANES_UNSIGNED ? 0u - 128u * sum : 128u * sum;
-#endif
+    return LANES_UNSIGNED == $unsigned ? 0u : LANES_UNSIGNED ? 0u - 128u * sum : 128u * sum;
 }
 
 /* The sums of four rows, `size` apart, at four places. */
