@@ -158,4 +158,4 @@ def test_away_from_the_cpu_clients_are_stacked_or_it_is_said_why_not(task: Task,
     assert said == []
     deciding = replace(task, model=Decides(nn.Flatten(), nn.Linear(3072, 10)))
     assert with_engine(Config(cohort=3), deciding, said.append).engine == "sequential"
-    assert [line for line in said if "one client at a time" in line and "decides by values" in line] == said != []
+    assert [line for line in said if "one after another" in line and "decides by values" in line] == said != []

@@ -149,7 +149,14 @@ def check_repeatable(model: nn.Module, config: Config, inputs: Inputs) -> None:
 
 @torch.no_grad()
 def check_mapped(task: Task, config: Config) -> None:
-    """Raise where vmap, by which the stacked engine computes its clients, does not get through the model.
+    """Raise where the stacked engine cannot compute the model."""
+    if reason := unmapped(task, config):
+        raise ModelError("engine 'stacked' computes all clients in one program, which this model does not allow "
+                         f"({reason}): use engine 'sequential' or 'processes'")
+
+
+def unmapped(task: Task, config: Config) -> str:
+    """Return why vmap, by which the stacked engine computes its clients, does not get through the model; empty if it does.
 
     It is asked where the data are, which a sweep has on its device already.
     """
@@ -162,9 +169,8 @@ def check_mapped(task: Task, config: Config) -> None:
             torch.func.vmap(lambda w, x: selected(call(prepared, w, x), task.output))(*two)
     except RuntimeError as error:
         text = str(error).splitlines()[0][:200]
-        reason = "its forward decides by values of tensors, as in 'if mask.all()'" if "data-dependent" in text else text
-        raise ModelError("engine 'stacked' computes all clients in one program, which this model does not allow "
-                         f"({reason}): use engine 'sequential' or 'processes'") from error
+        return "its forward decides by values of tensors, as in 'if mask.all()'" if "data-dependent" in text else text
+    return ""
 
 
 def _random_states(device: torch.device) -> list[object]:

@@ -23,7 +23,7 @@ from anybit.config import Config, Convolution, EngineName
 from anybit.data.on_demand import OnDemand
 from anybit.engines.ranks import world
 from anybit.environment import cores, environment
-from anybit.errors import AnybitError, ConfigError, ModelError
+from anybit.errors import AnybitError, ConfigError
 from anybit.federated.algorithm import client_update
 from anybit.federated.cohort import Cohort, build_cohort, sample_clients
 from anybit.federated.state import Trainable, trainable_weights
@@ -33,7 +33,7 @@ from anybit.inputs import shapes
 from anybit.kernels.native import library
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import quantizers
-from anybit.training.checks import check_mapped, check_ranges
+from anybit.training.checks import check_ranges, unmapped
 from anybit.training.computation import open_computation
 from anybit.training.machine import computing, pick_device
 from anybit.training.task import Task
@@ -84,8 +84,8 @@ def with_engine(config: Config, task: Task, say: Callable[[str], None] = lambda 
         raise ConfigError("engine = 'stacked' needs all clients in memory, and some are functions that load them: use "
                           "engine=sequential or processes")
     if config.engine == "auto" and pick_device(config.device).type != "cpu" and (
-            reason := "some clients are loaded on demand" if on_demand else _obstacle(config, task)):
-        say(f"one client at a time, which is slow on a GPU: {reason}")
+            reason := "some are functions that load them" if on_demand else unmapped(task, config)):
+        say(f"clients are computed one after another, which is slow on a GPU; together they cannot be computed: {reason}")
         return replace(config, engine="sequential")
     open_choice = config.engine == "auto" and config.compute.convolution is None
     if not open_choice or pick_device(config.device).type != "cpu" or world() > 1 or os.environ.get(SWITCH) == "off":
@@ -129,19 +129,10 @@ def measure(config: Config, task: Task, budget: float = BUDGET, quick: bool = Fa
             candidate = replace(candidate, threads=config.threads)
         if any(m.candidate == candidate for m in table):
             continue
-        if candidate.engine == "stacked" and _obstacle(config, task):
+        if candidate.engine == "stacked" and unmapped(task, config):
             continue
         table.append(Measured(candidate, round_seconds(config, task, candidate)))
         yield table[-1]
-
-
-def _obstacle(config: Config, task: Task) -> str:
-    """Say why the stacked engine cannot compute the model; empty where it can."""
-    try:
-        check_mapped(task, config)
-    except ModelError as error:
-        return str(error)
-    return ""
 
 
 def _has_convolutions(model: nn.Module) -> bool:
