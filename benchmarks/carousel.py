@@ -90,7 +90,9 @@ def arm(network: str, name: str) -> tuple[str, tuple[str, ...]]:
     if name not in RIVALS:
         return f"carousel/{DATA[network]}", {**SEARCH, **PARTS}[name]
     recipe, settings = RIVALS[name]
-    recipe = "mqat" if recipe == "mqat-full" and DATA[network].endswith("resnet20") else recipe
+    if DATA[network].endswith("resnet20"):
+        recipe = "mqat" if recipe == "mqat-full" else recipe
+        settings += ("ranges.learned=true",) if recipe.startswith("qat") else ()  # fixed ones do worse at their own width
     return f"paper/{DATA[network]}/{recipe}", ("server.schedule=linear", *settings)
 
 

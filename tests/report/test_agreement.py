@@ -28,15 +28,6 @@ def test_a_column_counts_by_the_recipe_or_by_its_nearest_reading() -> None:
     assert agreement([table]).endswith("Under the reading that fits each column best, it is 6 of 6.")
 
 
-def test_a_recipe_that_departs_from_the_text_is_also_counted_as_the_text_has_it() -> None:
-    qat = papers(f"{RESNET}/qat4", "qat4")
-    runs = [result(f"{RESNET}/qat4", 1, qat),
-            result(f"{RESNET}/qat4", 1, {**qat, 2: 10.0}, overrides=("ranges.learned=false",))]
-    (table,) = compare(runs).tables
-    assert count([table], ComparedTable.literal) == Count(5, 6, 4, 5)
-    assert "(QAT (W-4) of Table 5), it is 5 of 6." in agreement([table])
-
-
 @pytest.mark.parametrize(("shifts", "chance"), [((1.0, 2.5, 4.0), True), ((2.4, 2.5, 2.6), False)])
 def test_a_difference_within_two_deviations_is_chance(shifts: tuple[float, ...], chance: bool) -> None:
     """At p = 0.7 the paper's 5,000 images have σ = 0.65: seeds ± 1.5 allow 2·√(1.5²·4/3 + 0.65²) = 3.7, ± 0.1 only 1.3."""
@@ -73,4 +64,4 @@ def test_the_committed_pages_are_those_of_the_committed_results() -> None:
     page = ROOT / "docs/reproduction.md"
     assert page.read_text() == summary(comparison, ROOT / "docs/img/reproduction", page)
     assert details_of(page).read_text() == details(comparison, page)
-    assert len(page.read_text().splitlines()) < 200
+    assert len(page.read_text().splitlines()) < 260

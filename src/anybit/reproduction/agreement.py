@@ -45,16 +45,12 @@ def count(tables: Iterable[ComparedTable], choice: Choice = by_recipe) -> Count:
 
 
 def agreement(tables: Iterable[ComparedTable]) -> str:
-    """Say how many figures agree: by the recipes, as the text has it word for word, and by each column's best reading."""
+    """Say how many figures agree: by the recipes, and by each column's best reading."""
     tables = list(tables)
     recipes = count(tables)
-    departing = [f"{table.columns[name].title} of {table.number}" for table in tables for name in table.columns
-                 if table.literal(name) is not table.columns[name]]
-    literal = f" With the text's own settings where a recipe departs from them ({', '.join(departing)}), it is " \
-              f"{count(tables, ComparedTable.literal)}." if departing else ""
     return (f"{recipes} figures lie within {TOLERANCE:g} points of the paper's under the recipes' reading of it, doubted "
             f"ones aside and those in several tables counted once; of what quantization takes from full precision, "
-            f"{recipes.drops_within} of {recipes.drops}.{literal} Under the reading that fits each column best, it is "
+            f"{recipes.drops_within} of {recipes.drops}. Under the reading that fits each column best, it is "
             f"{count(tables, ComparedTable.best)}.")
 
 

@@ -127,11 +127,6 @@ class ComparedTable:
         whole = [c for c in self.readings[name] if c.off is not None and not any(o.startswith("rounds=") for o in c.reading)]
         return own if own.off is None else min([own, *whole], key=lambda column: column.off or 0.0)
 
-    def literal(self, name: str) -> ComparedColumn:
-        """Return a column as the paper's text has it where the recipe departs from it and both were trained."""
-        wanted = facts().literal.get(self.columns[name].recipe)
-        return next((c for c in self.readings[name] if c.reading == wanted), self.columns[name])
-
     @property
     def bits(self) -> list[int]:
         return sorted({bits for column in self.columns.values() for bits in column.cells}, reverse=True)

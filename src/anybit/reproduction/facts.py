@@ -102,8 +102,6 @@ class Facts:
     suspect: Mapping[Cell, str]
     """{cell: the reason to doubt its figure}."""
     claims: tuple[Claim, ...]
-    literal: Mapping[str, tuple[str, ...]]
-    """{recipe: the settings by which the paper's text has it}, where figures chose another reading for the recipe."""
     explanations: Mapping[str, str]
     """{recipe: why its figures may differ, or what was not tried}."""
 
@@ -121,8 +119,7 @@ def facts() -> Facts:
     claims = [read(Claim, {**{k: v for k, v in entry.items() if k != "tables"}, "table": table})
               for entry in content["claims"] for table in entry["tables"]]
     return Facts(read(Citation, content["citation"]), {key: _table(t) for key, t in content["tables"].items()}, suspect,
-                 tuple(claims), {recipe: tuple(settings) for recipe, settings in content["literal"].items()},
-                 content["explanations"])
+                 tuple(claims), content["explanations"])
 
 
 def _table(content: Mapping[str, Any]) -> PaperTable:

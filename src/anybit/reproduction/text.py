@@ -85,8 +85,6 @@ def notes(table: ComparedTable) -> list[str]:
         lines.append(f"Seeds {', '.join(map(str, seeds))}: {', '.join(names)}.")
     for split in dict.fromkeys(_split(config) for config in configs.values()):
         lines.append(f"Clients: {split}.")
-    if names := [title for title, config in configs.items() if config.ranges.learned]:
-        lines.append(f"Steps are learned ({', '.join(names)}): ranges.learned = true; in other columns they are not.")
     rules = list(dict.fromkeys(config.ranges.activations for config in configs.values()))
     for rule in rules if len(rules) > 1 else ():
         names = [title for title, config in configs.items() if config.ranges.activations == rule]
