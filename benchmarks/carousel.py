@@ -6,7 +6,7 @@
     python -m benchmarks.carousel summary results/carousel/table-resnet20.csv
     python -m benchmarks.carousel figure results/carousel/table-resnet20.csv docs/img/carousel-resnet20.svg --only "a;b"
 
-Choices are made on 5,000 images held out of the training set (search, parts), the table is measured on the test set. Every
+Choices are made on 5,000 images held out of the training set (search, parts, activations), the table is measured on the test set. Every
 run has the same schedule and keeps the same average; both the last weights and the average are scored.
 """
 
@@ -64,6 +64,13 @@ PARTS: dict[str, tuple[str, ...]] = {
 }
 """{name: what differs from the recipe}: carousel without each of its parts, and with parts that it does not have."""
 
+ACTIVATIONS: dict[str, tuple[str, ...]] = {
+    "WA, activations 2, 3, 4": ("variant.sites=WA", "variant.activation_bits=[2, 3, 4]", "client.clip=10.0"),
+    "WA, activations 2 to 32": ("variant.sites=WA", "variant.activation_bits=[2, 3, 4, 6, 8, 32]", "client.clip=10.0"),
+    "WA, activations 4 to 32": ("variant.sites=WA", "variant.activation_bits=[4, 6, 8, 32]", "client.clip=10.0"),
+}
+"""{name: settings of carousel}: lists of bits for activations; carousel/cifar10-resnet20-wa has the first."""
+
 RIVALS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fedavg": ("baseline", ()),
     "mqat, full": ("mqat-full", ()), "mqat, narrow": ("mqat-full", ("sites.weight_grid=narrow",)),
@@ -74,6 +81,8 @@ RIVALS: dict[str, tuple[str, tuple[str, ...]]] = {
     "qat(2), centred": ("qat2", ("sites.weight_grid=centred", "variant.start=mse")),
     "qat(4), narrow": ("qat4", ("sites.weight_grid=narrow", "variant.start=mse")),
     "qat(4), centred": ("qat4", ("sites.weight_grid=centred", "variant.start=mse")),
+    "mqat, WA": ("mqat-full", ("variant.sites=WA", "sites.weight_grid=narrow", "sites.activation_grid=auto",
+                               "sites.quantize_image=false", "client.clip=10.0")),
 }
 """{name: (recipe of the paper, what differs from it)}; all of them get carousel's schedule."""
 
@@ -82,13 +91,15 @@ DATA = {"resnet20": "cifar10-resnet20", "lenet5": "cifar10-lenet5", "cifar100": 
         "femnist": "femnist-lenet5"}
 """{network, or data set, of an experiment: its recipes}."""
 
-KINDS: dict[str, Sequence[str]] = {"search": tuple(SEARCH), "parts": tuple(PARTS), "table": ("carousel", *RIVALS)}
+KINDS: dict[str, Sequence[str]] = {
+    "search": tuple(SEARCH), "parts": tuple(PARTS), "activations": tuple(ACTIVATIONS),
+    "table": ("carousel", next(iter(ACTIVATIONS)), *RIVALS)}
 
 
 def arm(network: str, name: str) -> tuple[str, tuple[str, ...]]:
     """Return the recipe and the overrides of a named run."""
     if name not in RIVALS:
-        return f"carousel/{DATA[network]}", {**SEARCH, **PARTS}[name]
+        return f"carousel/{DATA[network]}", {**SEARCH, **PARTS, **ACTIVATIONS}[name]
     recipe, settings = RIVALS[name]
     if DATA[network].endswith("resnet20"):
         recipe = "mqat" if recipe == "mqat-full" else recipe
@@ -98,7 +109,7 @@ def arm(network: str, name: str) -> tuple[str, tuple[str, ...]]:
 
 def planned(experiment: str, seeds: Sequence[int], only: Sequence[str], extra: Sequence[str],
             rounds: int | None = None) -> list[PlannedRun]:
-    """Plan the runs of an experiment: search-… and parts-… on held-out images for 2,000 rounds, table-… on the test set."""
+    """Plan the runs of an experiment: table-… on the test set, the others on held-out images for 2,000 rounds."""
     kind, _, network = experiment.partition("-")
     rounds = rounds or (from_recipe(f"carousel/{DATA[network]}", ()).rounds if kind == "table" else 2000)
     last = sorted({max(1, rounds - round(rounds * 0.005 * k)) for k in range(5)})
@@ -121,10 +132,11 @@ def scores(folder: Path) -> dict[str, Any] | None:
     curve = [(entry["round"], entry["evaluation"]) for entry in lines if entry.get("evaluation")]
     if not curve:
         return None
-    rounds = json.loads((folder / "config.json").read_text())["rounds"]
+    config = json.loads((folder / "config.json").read_text())
+    rounds, sites = config["rounds"], config["variant"].get("sites", "W")
 
-    def metric(evaluation: Mapping[str, Any], bits: int, kind: str) -> float:
-        return float(evaluation[kind]["FP32" if bits == 32 else f"W{bits}"]["metric"])
+    def metric(evaluation: Mapping[str, Any], bits: int, kind: str, sites: str = sites) -> float:
+        return float(evaluation[kind]["FP32" if bits == 32 else f"{sites}{bits}"]["metric"])
 
     for _, evaluation in curve:  # by what the weights are, not by which are delivered
         if "last" in evaluation:
@@ -133,11 +145,16 @@ def scores(folder: Path) -> dict[str, Any] | None:
     middle = [e for r, e in curve if 0.4 * rounds <= r <= 0.7 * rounds and r % max(1, rounds // 20) == 0]
     for kind in ("scores", "average"):
         if kind in curve[-1][1]:
-            shown[kind] = [metric(curve[-1][1], b, kind) for b in BITS]
-            shown[f"{kind}, five"] = [statistics.fmean(metric(e, b, kind) for _, e in curve[-5:]) for b in BITS]
+            called = kind if sites == "W" else f"{kind}, {sites}"
+            shown[called] = [metric(curve[-1][1], b, kind) for b in BITS]
+            shown[f"{called}, five"] = [statistics.fmean(metric(e, b, kind) for _, e in curve[-5:]) for b in BITS]
             swings = {b: [metric(y, b, kind) - metric(x, b, kind) for x, y in itertools.pairwise(middle)]
                       for b in (32, 2)}
-            shown[f"{kind}, swing"] = [statistics.fmean(d * d for d in s) ** 0.5 if s else 0.0 for s in swings.values()]
+            shown[f"{called}, swing"] = [statistics.fmean(d * d for d in s) ** 0.5 if s else 0.0 for s in swings.values()]
+    if sites != "W" and (folder / "evaluation.json").exists():  # weights alone are evaluated at the end, exactly
+        final = json.loads((folder / "evaluation.json").read_text())
+        for called, rounded in (("scores", "W"), (f"scores, {sites}", sites)):
+            shown[called] = [metric(final["grid"], b, final["own"], rounded) for b in BITS]
     return shown
 
 

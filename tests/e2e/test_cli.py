@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import TINY, Anybit, command, environment
+from tests.unrecorded import unrecorded
 
 SAME = ("model.safetensors", "metrics.jsonl", "evaluation.json", "steps.json", "split.safetensors")
 
@@ -51,6 +53,13 @@ def test_run_report_eval(anybit: Anybit, home: Path) -> None:
     assert kept["W4A8"]["metric"] == pytest.approx(values["W4A8"]["metric"])
     assert mixed.stdout.splitlines()[4].split() == ["W4", *(f"{kept[w]['metric']:.2f}" for w in
                                                             ("W4", "W4A8", "W4A6", "WA4", "W4A3", "W4A2"))]
+
+    elsewhere = unrecorded(Path(shutil.copytree(home / "runs/a", home / "runs/from-a-gpu")))
+    config = json.loads((elsewhere / "config.json").read_text())
+    (elsewhere / "config.json").write_text(json.dumps({**config, "device": "xpu"}))  # which no test machine has
+    again = anybit("eval", "runs/from-a-gpu", "--width", "W2", "--json", "--import", "tiny_models")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["W2"]["metric"] == pytest.approx(scores["W2"]["metric"])
 
     quiet = anybit("run", "quickstart/fedavg", *TINY, "--path", "runs/b", "--quiet", "--json")
     assert "round" not in quiet.stderr
@@ -145,7 +154,7 @@ def test_what_an_override_leaves_behind_is_said(anybit: Anybit, home: Path) -> N
 def test_recipes_are_listed_shown_and_copied(anybit: Anybit, home: Path) -> None:
     names = anybit("ls").stdout.split()
     assert "quickstart/mqat" in names
-    assert len(names) == 78
+    assert len(names) == 79
     listed = json.loads(anybit("ls", "paper/cifar10-lenet5", "--json").stdout)
     assert len(listed) == 9
     assert all(entry["description"] for entry in listed)

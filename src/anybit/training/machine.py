@@ -28,6 +28,14 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def device_like(name: str) -> torch.device:
+    """Find the device that a finished run was trained on, or the CPU where there is none: a laptop evaluates them all."""
+    try:
+        return pick_device(name)
+    except ConfigError:
+        return torch.device("cpu")
+
+
 def pick_engine(name: EngineName, device: torch.device) -> EngineName:
     """Settle auto: stacked on a GPU, sequential on a CPU."""
     return name if name != "auto" else ("sequential" if device.type == "cpu" else "stacked")

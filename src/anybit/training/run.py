@@ -23,7 +23,7 @@ from anybit.quant.sites import step_shapes
 from anybit.tensors import Tensors, moved
 from anybit.training.build import build_task
 from anybit.training.evaluation import Evaluator, Score, build_evaluator
-from anybit.training.machine import computing, open_engine, pick_device
+from anybit.training.machine import computing, device_like, open_engine
 from anybit.training.per_client import per_client
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task
@@ -118,7 +118,7 @@ class Run:
         return scores
 
     def _evaluator(self) -> tuple[Evaluator, Tensors]:
-        device = own_device(pick_device(self.config.device))
+        device = own_device(device_like(self.config.device))
         evaluator = build_evaluator(self.task().to(device), self.config, open_engine(self.config, device))
         return evaluator, moved(self.folder.model(), device)
 
