@@ -6,8 +6,8 @@
     python -m benchmarks.carousel summary results/carousel/table-resnet20.csv
     python -m benchmarks.carousel figure results/carousel/table-resnet20.csv docs/img/carousel-resnet20.svg --only "a;b"
 
-Choices are made on 5,000 images held out of the training set (search, parts, activations), the table is measured on the test set. Every
-run has the same schedule and keeps the same average; both the last weights and the average are scored.
+Choices are made on 5,000 images held out of the training set (search, parts, activations), the table is measured on the
+test set. Every run has the same schedule and keeps the same average; both the last weights and the average are scored.
 """
 
 from __future__ import annotations
