@@ -22,6 +22,13 @@ _MOST = 2**31 - 1
 _LANES = 32
 """The most bytes that a processor multiplies at a time."""
 _TILE = "\n".join(f"{'':16}s{row}{n} = PRODUCTS(s{row}{n}, w{row}, x{n});" for row in range(4) for n in range(4))
+_WIDE = {
+    "zeros": "eight_t " + ", ".join(f"{half}{n} = {{0}}" for half in "ab" for n in range(4)) + ";",
+    "steps": "\n".join(f"{'':8}const __m256i v{n} = four_$name(x{n} + i);\n"
+                       f"{'':8}a{n} = (eight_t)DPBUSD_256((__m256i)a{n}, v{n}, w0);\n"
+                       f"{'':8}b{n} = (eight_t)DPBUSD_256((__m256i)b{n}, v{n}, w1);" for n in range(4)),
+    "results": "\n".join(f"    sums[{half}][{n}] = {'ab'[half]}{n};" for half in range(2) for n in range(4))}
+"""The middle of the kernel for sixteen outputs at four places."""
 SIGNS = {"int8_t": "i", "uint8_t": "u"}
 """{type: how x86 and WebAssembly name instructions for it}."""
 
@@ -66,7 +73,10 @@ def conv(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer:
         blocks = fits(use.quantized, use.grid) and geometry.outputs > geometry.groups
         program.tile = max(program.tile, geometry.lanes)
         tile = program.use(f"tile_{kind}", "tile", type=kind, unsigned=str(int(kind == "uint8_t")), steps=_TILE)
-        sums = product(program, "conv", kind, use.quantized, blocks, inputs, dot=dot, pair=pair, tile=tile)
+        program.use("eight_lines")
+        wide = program.use(f"wide_{kind}", "wide", type=kind, unsigned=str(int(kind == "uint8_t")),
+                           **{key: text.replace("$name", f"wide_{kind}") for key, text in _WIDE.items()})
+        sums = product(program, "conv", kind, use.quantized, blocks, inputs, dot=dot, pair=pair, tile=tile, wide=wide)
     where = geometry.structure(program, layer)
     return program.call(f"{arrange}({{0}}, ({kind} *)({{q}}), {where}, {grid});\n"
                         f"{sums.name}((const {kind} *)({{q}}), {{y}}, {name}, {where}{sums.argument});", [x], shape,
@@ -117,7 +127,7 @@ class Geometry:
     @property
     def planes(self) -> int:
         """Floats of the padded input, taken apart by the stride, and of the lanes that reach behind it."""
-        return self.channels * math.prod(-(-n // s) * s for n, s in zip(self.padded, self.stride, strict=True)) + 16
+        return self.channels * math.prod(-(-n // s) * s for n, s in zip(self.padded, self.stride, strict=True)) + _LANES
 
     @property
     def lanes(self) -> int:

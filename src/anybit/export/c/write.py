@@ -71,17 +71,19 @@ def write(program: Program, name: str, header: str) -> Source:
 def _includes(kernels: str, libm: bool) -> str:
     needed = {"float": "FLT_MAX" in kernels, "math": libm, "stddef": True, "stdint": True, "string": "memcpy" in kernels}
     return "".join(f"#include <{name}.h>\n" for name, wanted in needed.items() if wanted) + \
-        (source("simd") if "__wasm_simd128__" in kernels else "")
+        (source("simd") if any(word in kernels for word in ("__wasm_simd128__", "MANY", "LANES")) else "")
 
 
 def _memory(program: Program, floats: int) -> str:
     bits = 16 if program.wide else 8
     row = f"#define ROW_BITS {bits}\ntypedef int{bits}_t row_t;\nstatic row_t row[{program.row}];\n"
-    lanes = (f"#if defined(__wasm_simd128__)\nstatic float planes[{program.planes}];\nstatic int starts[{program.taps}];\n"
+    lanes = (f"#if defined(MANY)\nstatic float planes[{program.planes}];\nstatic int starts[{program.taps}];\n"
              "#endif\n")
     # Lanes may read beyond the last input of a convolution, whose place in the arena may be the last.
     tiles = (f"#if defined(LANES) && ROW_BITS == 8\n#define TILES\n#define BEHIND (LANES / 4)\n"
-             f"static int8_t tiles[{4 * program.tile}];\n#else\n#define BEHIND 0\n#endif\n")
+             f"#if defined(DPBUSD)\n#define WIDE\nstatic int8_t tiles[{16 * program.tile}];\n"
+             f"static int offsets[{program.tile // 4}];\n"
+             f"#else\nstatic int8_t tiles[{4 * program.tile}];\n#endif\n#else\n#define BEHIND 0\n#endif\n")
     behind = " + BEHIND" if program.tile else ""
     return (row if program.row else "") + (tiles if program.tile else "") + \
         (f"static float arena[{floats}{behind}];\n" if floats else "") + (lanes if program.planes else "")

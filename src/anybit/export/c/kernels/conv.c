@@ -1,4 +1,4 @@
-#if defined(__wasm_simd128__)
+#if defined(MANY)
 /* A stride takes the input apart into planes in which the windows of neighbours are neighbours, so that lanes add the same
  * products in the same order as the plain loops below; what a border adds is 0, and the lanes behind a line are dropped. */
 static void $name(const float *x, float *y, const $weights *w, const conv_t *c)
@@ -26,28 +26,28 @@ static void $name(const float *x, float *y, const $weights *w, const conv_t *c)
         const float *first = planes + (o / outputs) * channels * volume;
         int column = 0;
 $fetch
-        for (int p = 0; p < span; p += 16) {
+        for (int p = 0; p < span; p += 4 * MANY) {
             const $type *k = values;
-            const int few = span - p <= 8;
-            float done[16];
-            v128_t a = wasm_f32x4_splat(0.0f), b = a, d = a, e = a;
+            const int few = span - p <= 2 * MANY;
+            float done[4 * MANY];
+            many_t a = MANY_OF(0.0f), b = a, d = a, e = a;
             for (int n = 0; n < channels; n++) {
                 for (int i = 0; i < taps; i++) {
                     const float *at = first + n * volume + starts[i] + p;
-                    const v128_t value = wasm_f32x4_splat((float)*k++);
-                    a = wasm_f32x4_add(a, wasm_f32x4_mul(value, wasm_v128_load(at)));
-                    b = wasm_f32x4_add(b, wasm_f32x4_mul(value, wasm_v128_load(at + 4)));
+                    const many_t value = MANY_OF((float)*k++);
+                    a = MANY_PLUS(a, MANY_TIMES(value, MANY_AT(at)));
+                    b = MANY_PLUS(b, MANY_TIMES(value, MANY_AT(at + MANY)));
                     if (!few) {
-                        d = wasm_f32x4_add(d, wasm_f32x4_mul(value, wasm_v128_load(at + 8)));
-                        e = wasm_f32x4_add(e, wasm_f32x4_mul(value, wasm_v128_load(at + 12)));
+                        d = MANY_PLUS(d, MANY_TIMES(value, MANY_AT(at + 2 * MANY)));
+                        e = MANY_PLUS(e, MANY_TIMES(value, MANY_AT(at + 3 * MANY)));
                     }
                 }
             }
-            wasm_v128_store(done, a);
-            wasm_v128_store(done + 4, b);
-            wasm_v128_store(done + 8, d);
-            wasm_v128_store(done + 12, e);
-            for (int i = 0; i < 16 && p + i < span; i++) {
+            STORE_MANY(done, a);
+            STORE_MANY(done + MANY, b);
+            STORE_MANY(done + 2 * MANY, d);
+            STORE_MANY(done + 3 * MANY, e);
+            for (int i = 0; i < 4 * MANY && p + i < span; i++) {
                 if (column < c->out_width) {
                     *y++ = done[i] * scale + bias;
                 }

@@ -8,6 +8,12 @@ $ignored    const int channels = c->channels / c->groups, outputs = c->outputs /
 #if defined(TILES)
     const int lanes = (piece + LANES - 1) / LANES * LANES, size = c->kernel_height * pieces * lanes;
     (void)$pair;
+#if defined(WIDE)
+    if (outputs >= 8) {
+        $wide(x, y, w, c);
+        return;
+    }
+#endif
     for (int o = 0, rows; o < c->outputs; o += rows) {
         const $type *group = x + (o / outputs) * area;
         uint32_t flipped[4];

@@ -15,6 +15,33 @@
 #include <arm_acle.h>
 #endif
 
+/* Floats that a processor multiplies at a time. */
+#if defined(__wasm_simd128__)
+#define MANY 4
+typedef v128_t many_t;
+#define MANY_AT(at) wasm_v128_load(at)
+#define MANY_OF(value) wasm_f32x4_splat(value)
+#define STORE_MANY(to, many) wasm_v128_store(to, many)
+#define MANY_PLUS(a, b) wasm_f32x4_add(a, b)
+#define MANY_TIMES(a, b) wasm_f32x4_mul(a, b)
+#elif defined(__AVX2__)
+#define MANY 8
+typedef __m256 many_t;
+#define MANY_AT(at) _mm256_loadu_ps(at)
+#define MANY_OF(value) _mm256_set1_ps(value)
+#define STORE_MANY(to, many) _mm256_storeu_ps(to, many)
+#define MANY_PLUS(a, b) _mm256_add_ps(a, b)
+#define MANY_TIMES(a, b) _mm256_mul_ps(a, b)
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+#define MANY 4
+typedef float32x4_t many_t;
+#define MANY_AT(at) vld1q_f32(at)
+#define MANY_OF(value) vdupq_n_f32(value)
+#define STORE_MANY(to, many) vst1q_f32(to, many)
+#define MANY_PLUS(a, b) vaddq_f32(a, b)
+#define MANY_TIMES(a, b) vmulq_f32(a, b)
+#endif
+
 /* Where a processor adds products of bytes in lanes: LANES bytes at a time; x is unsigned or not, w is signed. */
 #if defined(__AVX2__)
 typedef __m256i bytes_t;
@@ -42,6 +69,7 @@ typedef __m128 floats_t;
 #define TIMES(a, b) _mm_mul_ps(a, b)
 #define FOUR_LINES(v) _MM_TRANSPOSE4_PS(v[0], v[1], v[2], v[3])
 #if defined(DPBUSD)
+typedef int eight_t __attribute__((vector_size(32))); /* as __m256i, which is of another type, sums are copied at every step */
 #define LANES 32
 #define LANES_UNSIGNED 1
 #define BYTES(at) _mm256_loadu_si256((const __m256i *)(const void *)(at))
