@@ -113,16 +113,18 @@ def test_a_recipe_may_extend_one_of_anybits_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in recipes.names() if "carousel" in name])
 def test_carousel_recipes_differ_from_the_others_in_the_variant_alone(name: str) -> None:
     config = from_recipe(name)
-    folder = "quickstart" if name == "carousel/digits" else f"paper/{name.partition('/')[2]}"
-    other = from_recipe(name.replace("carousel", "mqat") if name.startswith(("demo/", "text/")) else f"{folder}/mqat")
+    task, both = name.partition("/")[2].removesuffix("-wa"), name.endswith("-wa")
+    folder, own = "quickstart" if task == "digits" else f"paper/{task}", "mqat-wa" if both else "mqat"
+    other = from_recipe(name.replace("carousel", "mqat") if name.startswith(("demo/", "text/")) else f"{folder}/{own}")
     assert replace(config, variant=other.variant) == other
-    assert config.variant == Component("carousel")
+    assert config.variant == Component("carousel", {"sites": "WA", "activation_bits": [2, 3, 4]} if both else {})
     assert settled(config).server.schedule == "linear"
 
 
 def test_every_setting_of_the_paper_has_a_carousel_recipe() -> None:
     folders = {name.split("/")[1] for name in recipes.names() if name.startswith("paper/")}
-    assert {name.split("/")[1] for name in recipes.names() if name.startswith("carousel/")} == {*folders, "digits"}
+    found = {name.split("/")[1] for name in recipes.names() if name.startswith("carousel/")}
+    assert found == {*folders, "digits", "cifar10-resnet20-wa"}
 
 
 def test_broken_recipe_files_are_named(tmp_path: Path) -> None:
