@@ -27,7 +27,7 @@ _WIDE = {
     "steps": "\n".join(f"{'':8}const __m256i v{n} = four_$name(x{n} + i);\n"
                        f"{'':8}a{n} = (eight_t)DPBUSD_256((__m256i)a{n}, v{n}, w0);\n"
                        f"{'':8}b{n} = (eight_t)DPBUSD_256((__m256i)b{n}, v{n}, w1);" for n in range(4)),
-    "results": "\n".join(f"    sums[{half}][{n}] = {'ab'[half]}{n};" for half in range(2) for n in range(4))}
+    "results": "\n".join(f"    {half}[{n}] = {half}{n};" for half in "ab" for n in range(4))}
 """The middle of the kernel for sixteen outputs at four places."""
 SIGNS = {"int8_t": "i", "uint8_t": "u"}
 """{type: how x86 and WebAssembly name instructions for it}."""

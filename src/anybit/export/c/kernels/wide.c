@@ -13,9 +13,11 @@ static void spread_$name(const weights_t *w, int first, int rows, int piece, int
         }
         for (int start = 0; start < w->size && (r >= rows || piece < lanes); start += piece) {
             for (int i = 0; i < lanes; i += 4, to += 64) {
-                const int count = r >= rows ? 0 : piece - i < 4 ? piece - i : 4;
-                memset(to, 0, 4);
-                memcpy(to, row + start + i, (size_t)count);
+                int8_t four[4] = {0, 0, 0, 0};
+                for (int j = 0; j < 4 && i + j < piece && r < rows; j++) {
+                    four[j] = row[start + i + j];
+                }
+                memcpy(to, four, 4);
             }
         }
         for (int i = 0; i < (r < rows ? w->size : 0); i++) {
@@ -37,7 +39,7 @@ static __m256i four_$name(const $type *x)
 }
 
 /* Sixteen outputs in the lanes of two sums at each of four places, so that no sum has to be taken apart. */
-static void sums_$name(const $type *const *at, int count, eight_t (*sums)[8])
+static void sums_$name(const $type *const *at, int count, eight_t *a, eight_t *b)
 {
     const $type *x0 = at[0], *x1 = at[1], *x2 = at[2], *x3 = at[3];
     const int8_t *k = tiles;
@@ -83,7 +85,7 @@ static void $name(const $type *x, float *y, const weights_t *w, const conv_t *c)
                 at[i] = group + (oy * c->stride_y * c->padded_width + ox * c->stride_x) * channels;
             }
             for (int i = 0; i < 8; i += 4) {
-                sums_$name(at + i, count, (eight_t(*)[8])(void *)(&sums[0][i]));
+                sums_$name(at + i, count, sums[0] + i, sums[1] + i);
             }
             for (int half = 0; half < 2; half++) {
                 const __m256i add = BYTES(flipped + 8 * half);
