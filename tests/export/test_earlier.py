@@ -13,6 +13,8 @@ import torch
 from torch import nn
 
 import anybit
+from anybit.errors import RunError
+from anybit.export.report import record_page
 from anybit.files.verification import verify
 
 
@@ -55,3 +57,40 @@ def test_changed_files_and_those_of_another_model_are_not(fitted: Callable[[int]
     assert files(tmp_path) == ["model.w2.safetensors"]
     fitted(1).export(tmp_path, ["W3"], "archive", min_accuracy=0)
     assert files(tmp_path) == ["model.w3.safetensors"]
+
+
+def test_the_page_is_on_record_and_stays_there(fitted: Callable[[int], anybit.Fitted], tmp_path: Path) -> None:
+    model, page = fitted(0), tmp_path / "web"
+    model.export(tmp_path, ["W8"], "archive", min_accuracy=0)
+    page.mkdir()
+    for name in ("index.html", "model.w8.wasm"):
+        (page / name).write_text(name)
+    assert verify(tmp_path)["web/index.html"] == "unknown"
+    record_page(tmp_path, page)
+    model.export(tmp_path, ["W2"], "archive", min_accuracy=0)
+    assert set(verify(tmp_path).values()) == {"ok"}
+    assert "web/model.w8.wasm" in verify(tmp_path)
+    (page / "index.html").write_text("another")
+    assert verify(tmp_path)["web/index.html"] == "damaged"
+    (page / "model.w8.wasm").unlink()
+    record_page(tmp_path, page)
+    assert set(verify(tmp_path).values()) == {"ok"}
+    assert "web/model.w8.wasm" not in verify(tmp_path)
+
+
+def test_a_float_model_of_another_export_is_not_vouched_for(fitted: Callable[[int], anybit.Fitted], tmp_path: Path) -> None:
+    (tmp_path / "fp32.onnx").write_bytes(b"somebody else's")
+    fitted(0).export(tmp_path, ["W8"], "archive", min_accuracy=0)
+    assert verify(tmp_path)["fp32.onnx"] == "unknown"
+    fitted(0).export(tmp_path, ["W8"], "onnx", min_accuracy=0)
+    fitted(0).export(tmp_path, ["W4"], "archive", min_accuracy=0)
+    assert verify(tmp_path)["fp32.onnx"] == "ok", "of the same model, and unchanged"
+
+
+@pytest.mark.parametrize("name", ["../outside", "web/../../outside", "web/", "..", "web/..", "/etc/hostname", "other/file"])
+def test_names_that_lead_elsewhere_are_no_record(name: str, fitted: Callable[[int], anybit.Fitted], tmp_path: Path) -> None:
+    fitted(0).export(tmp_path, ["W8"], "archive", min_accuracy=0)
+    report = json.loads((tmp_path / "export.json").read_text())
+    (tmp_path / "export.json").write_text(json.dumps({**report, "sha256": {**report["sha256"], name: "0" * 64}}))
+    with pytest.raises(RunError, match="records no digests"):
+        verify(tmp_path)

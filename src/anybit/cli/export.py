@@ -56,9 +56,10 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
     from anybit.export.exporting import Exporter
     from anybit.export.fleet import read_fleet
     from anybit.export.recorded import check_recorded
-    from anybit.export.report import refuse, write_report
+    from anybit.export.report import record_page, refuse, write_report
     from anybit.export.subject import from_run
     from anybit.files.holding import own_folder
+    from anybit.files.verification import PAGE
     from anybit.quant.grid import FLOAT
     from anybit.training.run import Run
 
@@ -90,7 +91,8 @@ def export(path: RunPath, width: Widths = None, fleet: FleetFile = None,
     report = write_report(exporter, exports.artifacts, exports.fleet, costs, exports.refused)
     if web:
         written = {a.width for a in artifacts if not a.rejected}
-        page = write_web(subject, own_folder(folder / "web"), [w for w, _ in wanted if str(w) in written])
+        page = write_web(subject, own_folder(folder / PAGE), [w for w, _ in wanted if str(w) in written])
+        report = record_page(folder, page)
         say(f"web page: {page} (serve it: python -m http.server -d {page})")
     if json:
         print_json(report)

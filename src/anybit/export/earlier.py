@@ -12,11 +12,13 @@ from anybit.errors import AnybitError
 from anybit.export.artifact import Artifact
 from anybit.export.subject import Subject
 from anybit.export.verify import Verdict
+from anybit.files.holding import own_folder
 from anybit.files.reading import read_bytes, read_json
 from anybit.files.safetensors import to_bytes
-from anybit.files.verification import EXPORT
+from anybit.files.verification import EXPORT, PAGE, belongs
 from anybit.schema import read
 
+FLOAT_MODEL = "fp32.onnx"
 _NUMBERS = ("evaluation", "reference", "artifact", "agreement", "control")
 
 
@@ -28,13 +30,25 @@ def model_digest(subject: Subject) -> str:
 
 def earlier_artifacts(folder: Path, model: str, now: Sequence[Artifact]) -> list[Artifact]:
     """Return the artifacts of earlier exports of this model, without those made anew and those whose files have changed."""
-    report = read_json(folder / EXPORT) if (folder / EXPORT).is_file() else None
-    if not isinstance(report, dict) or report.get("model") != model or not isinstance(report.get("artifacts"), list):
+    report = _earlier(folder, model)
+    if not isinstance(report.get("artifacts"), list):
         return []
     known = [artifact for entry in report["artifacts"] if (artifact := _artifact(entry))]
     written = {name for a in now for name in (a.file, *a.files)}
     return [a for a in known if (a.width, a.runtime) not in {(b.width, b.runtime) for b in now}
             and all(name not in written and _same(folder, name, report.get("sha256")) for name in (a.file, *a.files))]
+
+
+def earlier_files(folder: Path, model: str) -> list[str]:
+    """Return the other files that earlier exports of this model left and nobody changed: the float model, the page."""
+    digests = _earlier(folder, model).get("sha256")
+    names = digests if isinstance(digests, Mapping) else ()
+    return [name for name in names if (name == FLOAT_MODEL or name.startswith(f"{PAGE}/")) and _same(folder, name, digests)]
+
+
+def _earlier(folder: Path, model: str) -> Mapping[str, Any]:
+    report = read_json(folder / EXPORT) if (folder / EXPORT).is_file() else None
+    return report if isinstance(report, dict) and report.get("model") == model else {}
 
 
 def _artifact(entry: Any) -> Artifact | None:
@@ -49,5 +63,5 @@ def _artifact(entry: Any) -> Artifact | None:
 
 def _same(folder: Path, name: str, digests: Any) -> bool:
     path = folder / name
-    return (isinstance(digests, Mapping) and Path(name).name == name and path.is_file()
+    return (isinstance(digests, Mapping) and belongs(name) and own_folder(path.parent).is_dir() and path.is_file()
             and hashlib.sha256(read_bytes(path)).hexdigest() == digests.get(name))

@@ -19,6 +19,7 @@ from anybit.export.archive import archive_outputs, read_archive, write_archive
 from anybit.export.artifact import Artifact, Runtime
 from anybit.export.bench import latency
 from anybit.export.c.export import CExporter
+from anybit.export.earlier import FLOAT_MODEL
 from anybit.export.executorch import export_executorch
 from anybit.export.floor import Floor
 from anybit.export.graph import DEFAULT_OPSET, reason
@@ -104,7 +105,7 @@ class Exporter:
 
     def _path(self, width: Width, runtime: Runtime) -> Path:
         if (width, runtime) == (Width(FLOAT, FLOAT), "onnx"):
-            return self.folder / "fp32.onnx"
+            return self.folder / FLOAT_MODEL
         return self.folder / f"model.{str(width).lower()}.{SUFFIX[runtime]}"
 
     def export(self, width: Width, runtime: Runtime = "onnx") -> Artifact:

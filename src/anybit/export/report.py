@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 from anybit.environment import environment, version
 from anybit.errors import Rejected
 from anybit.export.artifact import Artifact, Runtime
 from anybit.export.bench import Cost
 from anybit.export.card import model_card
-from anybit.export.earlier import earlier_artifacts, model_digest
+from anybit.export.earlier import FLOAT_MODEL, earlier_artifacts, earlier_files, model_digest
 from anybit.export.exporting import Exporter, where
 from anybit.export.fleet import Fleet, expected
 from anybit.export.reference import metric, outputs, reference
 from anybit.federated.metrics import Meaning, meaning
-from anybit.files.reading import read_bytes
+from anybit.files.reading import read_bytes, read_json
+from anybit.files.verification import EXPORT, PAGE
 from anybit.files.writing import write_bytes, write_json, writing
 from anybit.quant.grid import FLOAT, Width
 
@@ -49,15 +51,28 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, 
     if costs:
         report["bench"] = {file: asdict(cost) for file, cost in costs.items()}
     card = model_card(subject, exported, exporter.options.licence, list(refused.values())).encode()
-    reference_file = ["fp32.onnx"] if (exporter.folder / "fp32.onnx").exists() else []
-    names = dict.fromkeys((*(n for a in exported for n in (a.file, *a.files)), *costs, *reference_file))
-    files = [exporter.folder / name for name in names]
-    report["sha256"] = {**{path.name: hashlib.sha256(read_bytes(path)).hexdigest() for path in files},
-                        "README.md": hashlib.sha256(card).hexdigest()}
-    with writing(exporter.folder / "export.json", where()):
-        write_json(exporter.folder / "export.json", report)
+    compared = [FLOAT_MODEL] if any(a.runtime == "onnx" for a in artifacts.values()) else []
+    names = (*(n for a in exported for n in (a.file, *a.files)), *costs, *compared, *earlier_files(exporter.folder, model))
+    report["sha256"] = {**_digests(exporter.folder, names), "README.md": hashlib.sha256(card).hexdigest()}
+    with writing(exporter.folder / EXPORT, where()):
+        write_json(exporter.folder / EXPORT, report)
         write_bytes(exporter.folder / "README.md", card)
     return report
+
+
+def record_page(folder: Path, page: Path) -> dict[str, Any]:
+    """Put the digests of a page's files into export.json, in place of those of an earlier one; return it."""
+    report = read_json(folder / EXPORT)
+    others = {name: digest for name, digest in report["sha256"].items() if not name.startswith(f"{PAGE}/")}
+    names = sorted(f"{PAGE}/{path.name}" for path in page.iterdir() if path.is_file())
+    report["sha256"] = {**others, **_digests(folder, names)}
+    with writing(folder / EXPORT, where()):
+        write_json(folder / EXPORT, report)
+    return cast(dict[str, Any], report)
+
+
+def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    return {name: hashlib.sha256(read_bytes(folder / name)).hexdigest() for name in dict.fromkeys(names)}
 
 
 def refuse(artifacts: Sequence[Artifact]) -> None:

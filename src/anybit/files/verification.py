@@ -19,6 +19,8 @@ from anybit.files.signatures import SUFFIX, signed, write_signature
 from anybit.files.writing import is_temporary
 
 EXPORT = "export.json"
+PAGE = "web"
+"""The folder of an export in which its page lies."""
 States = dict[str, State]
 """{file, by its name in the folder: ok, damaged, missing, unknown: nobody recorded it, or unchecked: nobody needs to}."""
 APART = ("timing.jsonl", "fleet.jsonl")
@@ -57,7 +59,7 @@ def roots(path: Path) -> Iterator[Path]:
 
 
 def _recorded(folder: Path) -> States:
-    names = _names(folder)
+    names = _names(folder, "checkpoints")
     if not (folder / MANIFEST).exists():
         lost: States = {MANIFEST: "missing"} if promised(folder) else {}
         return lost | {name: _tensors(folder / name) if name.endswith(".safetensors") else
@@ -70,11 +72,10 @@ def _recorded(folder: Path) -> States:
 def _export(folder: Path) -> States:
     content = read_json(folder / EXPORT)
     known = content.get("sha256") if isinstance(content, dict) else None
-    if not isinstance(known, dict) or not all(isinstance(digest, str) and Path(name).name == name
-                                              for name, digest in known.items()):
+    if not isinstance(known, dict) or not all(isinstance(digest, str) and belongs(name) for name, digest in known.items()):
         raise RunError(f"{folder / EXPORT} records no digests: export again with this version of anybit")
     states: States = {}
-    for name in sorted({*known, *_names(folder)} - {EXPORT}):
+    for name in sorted({*known, *_names(folder, PAGE)} - {EXPORT}):
         content = _content(folder / name)
         same = content is not None and hashlib.sha256(content).hexdigest() == known.get(name)
         states[name] = "unknown" if name not in known else "missing" if content is None else "ok" if same else "damaged"
@@ -90,9 +91,15 @@ def _file(path: Path) -> State:
     raise RunError(f"{path} holds no digest of its own: give the folder of the run, sweep or export")
 
 
-def _names(folder: Path) -> list[str]:
-    """List the files that may belong to a folder; not those that are only there while somebody writes."""
-    found = [path for place in (folder, own_folder(folder / "checkpoints")) if place.is_dir() for path in place.iterdir()]
+def belongs(name: str) -> bool:
+    """Tell whether a name is that of a file in an export's folder, or in its page's."""
+    last = name.removeprefix(f"{PAGE}/")
+    return last not in ("", "..") and Path(last).name == last
+
+
+def _names(folder: Path, inner: str) -> list[str]:
+    """List the files that may belong to a folder and one in it; not those that are only there while somebody writes."""
+    found = [path for place in (folder, own_folder(folder / inner)) if place.is_dir() for path in place.iterdir()]
     return [str(path.relative_to(folder)) for path in found if path.is_file() and not is_temporary(path.name)
             and path.name not in ("lock", MANIFEST) and path.suffix != SUFFIX]
 

@@ -172,8 +172,11 @@ static float *parameter(const json *node, const char *key, int64_t size)
 }
 
 
-/* Reads a whole file; refuses one that is no archive of version 2, or whose SHA-256 is not that of its content. */
-static void open_archive(const char *path)
+#include "ed25519.h"
+
+/* Reads a whole file; refuses one that is no archive of version 2, whose SHA-256 is not that of its content, or that the
+   owner of a key, if there is one, did not sign. */
+static void open_archive(const char *path, const char *key)
 {
     FILE *file = fopen(path, "rb");
     const long size = file && !fseek(file, 0, SEEK_END) ? ftell(file) : -1;
@@ -182,6 +185,7 @@ static void open_archive(const char *path)
     rewind(file);
     if (fread(content, 1, (size_t)size, file) != (size_t)size) REFUSE("%s cannot be read", path);
     fclose(file);
+    if (key) check_signature(path, content, (uint64_t)size, key);
     uint64_t length = 0;
     for (int i = 7; i >= 0; i--) length = length << 8 | content[i];
     if (length > (uint64_t)size - 8) REFUSE("%s ends inside its header", path);

@@ -3,9 +3,9 @@
    cc -O2 -std=c99 -ffp-contract=off read.c -lm -o read
    ./read model.w4.safetensors                     checks format, digest and test vector
    ./read model.w4.safetensors INPUTS OUTPUTS      runs raw inputs (bytes or floats) and writes float32 outputs
+   ./read … --key KEY.pub                          before that, checks the signature model.w4.safetensors.sig
 
-   It checks the digest, which finds damage, and no signature: 'anybit verify --key' does, before a file is used. What it
-   refuses is one line on stderr and exit code 1. Sums are in double, and every result is rounded to float. */
+   What it refuses is one line on stderr and exit code 1. Sums are in double, and every result is rounded to float. */
 #include "archive.h"
 
 #define NODES 4096
@@ -224,8 +224,10 @@ static const float *run(const uint8_t *raw)
 }
 int main(int arguments, char **argument)
 {
-    if (arguments != 2 && arguments != 4) REFUSE("usage: read ARCHIVE [INPUTS OUTPUTS]");
-    open_archive(argument[1]);
+    const char *key = arguments > 3 && !strcmp(argument[arguments - 2], "--key") ? argument[arguments - 1] : 0;
+    arguments -= key ? 2 : 0;
+    if (arguments != 2 && arguments != 4) REFUSE("usage: read ARCHIVE [INPUTS OUTPUTS] [--key KEY.pub]");
+    open_archive(argument[1], key);
     read_graph();
     const char *type = word(input, "type");
     const int64_t bytes = nodes->size * (strcmp(type, "U8") ? 4 : 1), outputs = nodes[count - 1].size;
