@@ -2,7 +2,7 @@
 
     python -m benchmarks.carousel train search-resnet20 runs/search          # or go on with it
     python -m benchmarks.carousel train table-resnet20 runs/table --seeds 1,2,3 --minutes 9
-    python -m benchmarks.carousel collect runs/table results/carousel/table-resnet20.csv
+    python -m benchmarks.carousel collect runs/table results/carousel/table-resnet20.csv    # --round 2000: as it was then
     python -m benchmarks.carousel summary results/carousel/table-resnet20.csv
     python -m benchmarks.carousel figure results/carousel/table-resnet20.csv docs/img/carousel-resnet20.svg --only "a;b"
 
@@ -66,6 +66,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 
 ACTIVATIONS: dict[str, tuple[str, ...]] = {
     "WA, activations 2, 3, 4": ("variant.sites=WA", "variant.activation_bits=[2, 3, 4]", "client.clip=10.0"),
+    "WA, activations 2, 3, 4, 32": ("variant.sites=WA", "variant.activation_bits=[2, 3, 4, 32]", "client.clip=10.0"),
     "WA, activations 2 to 32": ("variant.sites=WA", "variant.activation_bits=[2, 3, 4, 6, 8, 32]", "client.clip=10.0"),
     "WA, activations 4 to 32": ("variant.sites=WA", "variant.activation_bits=[4, 6, 8, 32]", "client.clip=10.0"),
 }
@@ -126,10 +127,14 @@ def planned(experiment: str, seeds: Sequence[int], only: Sequence[str], extra: S
     return runs
 
 
-def scores(folder: Path) -> dict[str, Any] | None:
-    """Read a run: its last evaluation, the mean of its last five, and the swing in the middle of the training."""
+def scores(folder: Path, at: int | None = None) -> dict[str, Any] | None:
+    """Read a run: its last evaluation, the mean of its last five, and the swing in the middle of the training.
+
+    at: the evaluation of this round alone, of runs that were cut as of others.
+    """
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    curve = [(entry["round"], entry["evaluation"]) for entry in lines if entry.get("evaluation")]
+    curve = [(entry["round"], entry["evaluation"]) for entry in lines if entry.get("evaluation")
+             and at in (None, entry["round"])]
     if not curve:
         return None
     config = json.loads((folder / "config.json").read_text())
@@ -151,6 +156,8 @@ def scores(folder: Path) -> dict[str, Any] | None:
             swings = {b: [metric(y, b, kind) - metric(x, b, kind) for x, y in itertools.pairwise(middle)]
                       for b in (32, 2)}
             shown[f"{called}, swing"] = [statistics.fmean(d * d for d in s) ** 0.5 if s else 0.0 for s in swings.values()]
+    if at is not None:
+        return {kind: values for kind, values in shown.items() if ", five" not in kind and ", swing" not in kind}
     if sites != "W" and (folder / "evaluation.json").exists():  # weights alone are evaluated at the end, exactly
         final = json.loads((folder / "evaluation.json").read_text())
         for called, rounded in (("scores", "W"), (f"scores, {sites}", sites)):
@@ -158,11 +165,11 @@ def scores(folder: Path) -> dict[str, Any] | None:
     return shown
 
 
-def collect(sweep: Path, out: Path) -> None:
-    """Write the scores of all runs of a sweep into one file."""
+def collect(sweep: Path, out: Path, at: int | None = None) -> None:
+    """Write the scores of all runs of a sweep, or of a round of them, into one file."""
     rows = []
     for folder in sorted(path.parent for path in sweep.glob("*/metrics.jsonl")):
-        if shown := scores(folder):
+        if shown := scores(folder, at):
             name, _, seed = folder.name.rpartition("-seed")
             for kind, values in shown.items():
                 if kind != "round":
@@ -233,6 +240,7 @@ def main() -> None:
     gather = verbs.add_parser("collect")
     gather.add_argument("folder", type=Path)
     gather.add_argument("results", type=Path)
+    gather.add_argument("--round", type=int, help="as it was after this round")
     shown = verbs.add_parser("summary")
     shown.add_argument("results", type=Path)
     shown.add_argument("--weights", default="scores", help="scores, average, 'scores, five', 'scores, swing', …")
@@ -244,7 +252,7 @@ def main() -> None:
     if given.verb == "train":
         _train(given)
     elif given.verb == "collect":
-        collect(given.folder, given.results)
+        collect(given.folder, given.results, given.round)
     elif given.verb == "summary":
         summary(given.results, given.weights)
     else:
