@@ -110,14 +110,17 @@ def storage(bits: int, opset: int) -> str:
 
 
 def _stream(editor: Editor, weights: Mapping[str, QuantizedWeight], bits: int) -> dict[str, str]:
-    """Store weights as one bit stream, unpacked by shift and mask and added up by an integer product."""
+    """Store weights as one bit stream, whose bits are masked out and added up by an integer product.
+
+    Nothing is shifted: OpenVINO on x86-64 shifts bytes wrongly, without an error.
+    """
     sizes = [w.codes.size for w in weights.values()]
     stream = pack(np.concatenate([w.codes.reshape(-1) for w in weights.values()]), bits)
     prefix, total = f"u{bits}", sum(sizes)
     packed = editor.constant(stream.reshape(-1, 1), f"packed{bits}")
-    shifts = editor.constant(np.arange(8, dtype=np.uint8).reshape(1, 8))
-    shifted = editor.node("BitShift", [packed, shifts], f"{prefix}.s", direction="RIGHT")
-    digits = editor.node("BitwiseAnd", [shifted, editor.constant(np.ones((1, 1), np.uint8))], f"{prefix}.b")
+    masks = editor.constant((1 << np.arange(8)).astype(np.uint8).reshape(1, 8))
+    masked = editor.node("BitwiseAnd", [packed, masks], f"{prefix}.m")
+    digits = editor.cast(editor.cast(masked, "BOOL", f"{prefix}.t"), "UINT8", f"{prefix}.b")
     flat = editor.node("Reshape", [digits, editor.constant(np.array([-1], np.int64))], f"{prefix}.f")
     ends = [editor.constant(np.array([n], np.int64)) for n in (0, total * bits)]
     exact = editor.node("Slice", [flat, *ends], f"{prefix}.e")

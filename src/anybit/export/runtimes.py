@@ -13,8 +13,6 @@ from anybit.export.nbits import STORAGE as BLOCKS
 ONNXRUNTIME = {18: {"plain": "1.16.3"}, 21: {"plain": "1.18.1", "native uint4": "1.23.2"},
                25: {"plain": "1.24.4", "native uint4": "1.24.4", "native uint2": "1.24.4"}}
 """{opset: {storage of weights: the first release of ONNX Runtime that is right}}; plain: bytes and streams."""
-STREAMS = ("OpenVINO 2026.4.1 on x86-64 computes weights in bit streams wrongly, without an error; W8 and W4 (from opset "
-           "21) are stored as it can read them")
 ONLY_HERE = "MatMulNBits is an operator of ONNX Runtime alone"
 NATIVE_2 = "OpenVINO 2026.4.1 does not load native uint2"
 
@@ -32,8 +30,7 @@ def minimum_onnxruntime(opset: int, storage: Collection[str]) -> str:
 
 def known_wrong(storage: Collection[str]) -> list[str]:
     """Return what is known of other runtimes that do not compute such weights."""
-    found = {ONLY_HERE: any(BLOCKS in kind for kind in storage), STREAMS: any("stream" in kind for kind in storage),
-             NATIVE_2: "native uint2" in storage}
+    found = {ONLY_HERE: any(BLOCKS in kind for kind in storage), NATIVE_2: "native uint2" in storage}
     return [words for words, applies in found.items() if applies]
 
 
