@@ -112,7 +112,7 @@ POPULATIONS = {
     "crowd": Population("digits", crowd, 500), "hundred": Population("digits", hundred, 50),
     "writers": Population("femnist", writers, 46, 10, 0.3, lambda: lenet5(1, 28, 62),
                           anybit.ClientOptions(lr=0.1, batch_size=32, local_steps=2),
-                          anybit.ServerOptions(optimizer="adam", lr=0.003), (0.0, 0.6, 1.2), ("FedAvg", "MQAT"), (1,),
+                          anybit.ServerOptions(optimizer="adam", lr=0.003), (0.0, 0.6, 1.2), tuple(VARIANTS), (1, 2, 3),
                           "sequential", anybit.ComputeOptions(convolution="native"))}
 DIGITS = ("crowd", "hundred")
 

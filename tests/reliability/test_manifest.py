@@ -121,6 +121,15 @@ def test_a_manifest_names_files_of_its_folder_alone(two_runs: Path) -> None:
         RunFolder.open(two_runs / "run1")
 
 
+@pytest.mark.parametrize("verb", ["report", "resume"])
+def test_metrics_that_should_not_be_there_are_one_line(two_runs: Path, verb: str) -> None:
+    manifest = json.loads((two_runs / "run1/manifest.json").read_text())
+    manifest["files"]["metrics.jsonl"] = [None]
+    (two_runs / "run1/manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged, edited or another run's"):
+        command(verbs(two_runs / "run1")[verb])
+
+
 def test_a_deleted_lock_lets_nobody_in(two_runs: Path) -> None:
     folder = RunFolder.open(two_runs / "run1")
     with folder.locked():

@@ -130,7 +130,8 @@ class Ledger:
         path, kept = self.file(name), self.checkpoints()
         if state == "unknown":
             return RunError(f"{path} is not in {MANIFEST}: it is no part of this run; remove it")
-        if name == METRICS and self.digests and len(content or b"") < min(d.size for d in self.digests.files[name] if d):
+        sizes = [digest.size for digest in self.digests.files[name] if digest] if self.digests else []
+        if name == METRICS and sizes and len(content or b"") < min(sizes):
             return self.too_short()
         fix = self._anew if name == METRICS else "restore it from a copy"
         if name in RESULTS and kept:
