@@ -94,3 +94,15 @@ def test_names_that_lead_elsewhere_are_no_record(name: str, fitted: Callable[[in
     (tmp_path / "export.json").write_text(json.dumps({**report, "sha256": {**report["sha256"], name: "0" * 64}}))
     with pytest.raises(RunError, match="records no digests"):
         verify(tmp_path)
+
+
+def test_a_folder_may_be_a_link_and_its_page_may_not(fitted: Callable[[int], anybit.Fitted], tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for width in ("W8", "W4"):
+        fitted(0).export(tmp_path / "link", [width], "archive", min_accuracy=0)
+    assert set(files(tmp_path / "real")) == {"model.w8.safetensors", "model.w4.safetensors"}
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "real/web").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunError, match="web"):
+        verify(tmp_path / "real")

@@ -62,6 +62,6 @@ def _artifact(entry: Any) -> Artifact | None:
 
 
 def _same(folder: Path, name: str, digests: Any) -> bool:
-    path = folder / name
-    return (isinstance(digests, Mapping) and belongs(name) and own_folder(path.parent).is_dir() and path.is_file()
+    path = own_folder(folder / PAGE) / Path(name).name if "/" in name else folder / name
+    return (isinstance(digests, Mapping) and belongs(name) and path.is_file()
             and hashlib.sha256(read_bytes(path)).hexdigest() == digests.get(name))
