@@ -173,9 +173,9 @@ def figure() -> None:
     """Draw the accuracy in full precision and at two bits over ε."""
     with style.styled():
         drawing = style.figure(style.FULL, 3.1)
-        panels = drawing.subplots(1, 2, sharey=True)
+        panels = drawing.subplots(1, len(POPULATIONS))
         handles, names = list[Any](), list[str]()
-        for axes, population in zip(panels, DIGITS, strict=True):
+        for axes, population in zip(panels, POPULATIONS, strict=True):
             finite = sorted(e for _, _, e, _ in means(population) if math.isfinite(e))
             beyond = finite[-1] * (finite[-1] / finite[0]) ** 0.2
             for i, variant in enumerate(VARIANTS):
@@ -193,7 +193,8 @@ def figure() -> None:
                             minor=False)
             axes.minorticks_off()
             known = next(row for row in rows(POPULATIONS[population]) if row["population"] == population)
-            axes.set_title(f"{int(known['clients']):,} clients, {known['cohort']} a round")
+            data = {"digits": "digits", "femnist": "FEMNIST"}[POPULATIONS[population].file]
+            axes.set_title(f"{data}: {int(known['clients']):,} clients, {known['cohort']} a round")
             axes.set_xlabel("ε; none: no noise")
         panels[0].set_ylabel("test accuracy, %")
         style.legend(drawing, handles, names)
