@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,9 +116,13 @@ class LocalGrid(Grid):  # type: ignore[misc]
 
 
 @pytest.fixture
-def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module of models in this test's folder; other tests have others of the same name."""
     (tmp_path / "anybit_test_models.py").write_text(MODELS)
     monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("anybit_test_models", None)
+    yield
+    sys.modules.pop("anybit_test_models", None)
 
 
 def small(*overrides: str) -> Config:

@@ -84,14 +84,12 @@ def test_deltas_can_travel_in_few_bits(tmp_path: Path, bits: int) -> None:
     assert first != second
 
 
-def test_a_device_may_bring_its_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "anybit_test_models.py").write_text("from torch import nn\n\n\ndef tiny(hidden: int = 8):\n"
-                                                    "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n")
+@pytest.mark.usefixtures("own_models")
+def test_a_device_may_bring_its_own_data(tmp_path: Path) -> None:
     (tmp_path / "anybit_own_data.py").write_text(
         "import torch\nfrom anybit.data.examples import Data, as_examples\n\n\ndef local():\n"
         "    x, y = torch.randn(12, 1, 8, 8), torch.arange(12) % 10\n"
         "    return Data(as_examples(x, y, 'train'), as_examples(x[:5], y[:5], 'test'))\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
     task = local_task(small(), Node(77, data="anybit_own_data:local"), ["anybit_test_models"])
     assert (len(task.data.train), len(task.data.test)) == (12, 5)
     with pytest.raises(ConfigError, match="partition-id = 77, but the recipe's split has 4 clients"):
