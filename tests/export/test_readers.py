@@ -344,3 +344,9 @@ def test_c_refuses_what_is_no_key(content: bytes, archive: Path, reader: Path, t
     done = subprocess.run([str(reader), str(archive), "--key", str(tmp_path / "key.pub")], capture_output=True, text=True,
                           check=False, env=ALONE)
     assert (done.returncode, done.stderr) == (1, f"refused: {tmp_path}/key.pub is no public key of Ed25519 in PEM\n")
+
+
+def test_c_says_that_a_key_is_not_there(archive: Path, reader: Path, tmp_path: Path) -> None:
+    done = subprocess.run([str(reader), str(archive), "--key", str(tmp_path / "key.pub")], capture_output=True, text=True,
+                          check=False, env=ALONE)
+    assert (done.returncode, done.stderr) == (1, f"refused: {tmp_path}/key.pub cannot be opened\n")

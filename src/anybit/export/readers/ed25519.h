@@ -184,7 +184,8 @@ static void read_key(const char *path, uint8_t key[32])
     char content[1024] = {0};
     uint8_t der[44];
     FILE *file = fopen(path, "rb");
-    const char *at = file && fread(content, 1, sizeof content - 1, file) ? strstr(content, begin) : 0;
+    if (!file) REFUSE("%s cannot be opened", path);
+    const char *at = fread(content, 1, sizeof content - 1, file) ? strstr(content, begin) : 0;
     uint32_t bits = 0, held = 0, count = 0;
     for (at = at ? at + sizeof begin - 1 : ""; *at && count < sizeof der; at++) {
         const char *found = strchr(digits, *at);
