@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,20 +18,13 @@ from anybit.schema import plain, read
 from anybit.training.build import build_task
 from anybit.training.run import Run
 from anybit.training.run_folder import RunFolder
+from tests.export.archives import archive as archive
+from tests.export.archives import archives as archives
+from tests.export.archives import reader as reader
+from tests.export.command import TRUSTED
 from tests.export.user_net import TINY
 from tests.trainings import trained
 
-
-def run(arguments: list[str]) -> int:
-    """The command line in this process; typer's own imports are deprecated ones."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        from anybit.cli.main import run as main
-
-        return main(arguments)
-
-
-TRUSTED = ["tests.export.user_net"]
 Train = Callable[..., Path]
 
 

@@ -18,8 +18,8 @@ from anybit.export.report import write_report
 from anybit.export.subject import Subject
 from anybit.files.safetensors import load, save
 from anybit.quant.grid import Width
+from tests.export.archives import made, resnet
 from tests.export.test_c import Sums, lenet, subject_of
-from tests.export.test_readers import made, resnet
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from anybit.models import resnet20
 from anybit.quant.grid import GridName, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions
-from tests.export.conftest import run
+from tests.export.command import run
 from tests.export.test_onnx import untrained
 
 

@@ -29,7 +29,8 @@ from anybit.files.safetensors import load, save
 from anybit.quant.grid import Grid, Width, limits, quantize
 from anybit.quant.sites import SiteOptions
 from anybit.training.run import Run
-from tests.export.conftest import TRUSTED, train
+from tests.export.command import TRUSTED
+from tests.export.conftest import train
 from tests.export.test_onnx import INTEGER, assert_as_reference, untrained
 
 LAYER = {"0.weight": ("0",)}

@@ -9,7 +9,7 @@ import pytest
 
 from anybit.errors import AnybitError, RunError
 from anybit.export.fleet import read_fleet
-from tests.export.conftest import TRUSTED, run
+from tests.export.command import TRUSTED, run
 
 OWN = ["--import", TRUSTED[0]]
 

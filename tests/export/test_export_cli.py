@@ -12,7 +12,7 @@ import pytest
 
 from anybit.environment import environment
 from anybit.errors import AnybitError
-from tests.export.conftest import TRUSTED, run
+from tests.export.command import TRUSTED, run
 from tests.unrecorded import unrecorded
 
 OWN = ["--import", TRUSTED[0]]

@@ -19,7 +19,7 @@ from anybit.quant.grid import Width
 from anybit.sweeps.plan import PlannedRun
 from anybit.sweeps.results import Result
 from anybit.training import ledger, run_folder
-from tests.export.test_readers import made, resnet, tiny
+from tests.export.archives import made, resnet, tiny
 
 PAGE = (Path(__file__).parents[2] / "docs/file-formats.md").read_text(encoding="utf-8")
 

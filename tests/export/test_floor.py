@@ -19,7 +19,7 @@ from anybit.export.floor import Floor, chance
 from anybit.federated.metrics import Metric, accuracy
 from anybit.quant.grid import Width
 from anybit.quant.sites import SiteOptions
-from tests.export.conftest import TRUSTED, run
+from tests.export.command import TRUSTED, run
 from tests.export.test_onnx import untrained
 
 OWN = ["--import", TRUSTED[0]]

@@ -25,7 +25,7 @@ from anybit.schema import read
 from anybit.training.build import build_task
 from anybit.training.evaluation import Evaluator, calibration_images
 from anybit.training.run import Run
-from tests.export.conftest import TRUSTED
+from tests.export.command import TRUSTED
 from tests.export.user_net import TINY, Upside
 
 INTEGER = {"QLinearConv": 2, "MatMulInteger": 2}

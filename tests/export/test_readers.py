@@ -2,109 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import functools
-import hashlib
-import importlib
 import json
-import os
 import re
 import subprocess
-import threading
-from collections.abc import Callable
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from anybit.export import exporting
 from anybit.export.archive import write_archive
-from anybit.export.c.host import FLAGS, compiler
-from anybit.export.c.trace import traced
 from anybit.export.reference import outputs, reference
 from anybit.export.subject import Subject
-from anybit.files.signatures import new_keys, private_key, write_signature
-from anybit.models.resnet import ResNet
 from anybit.quant.grid import GridName, Width
-from anybit.quant.sites import SiteOptions
-from tests.export.browser import browse
-from tests.export.test_c import Mobile, lenet, subject_of
-
-READERS = Path(exporting.__file__).parent / "readers"
-SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-ALONE = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "NODE_NO_WARNINGS": "1"}
-"""A reader keeps what it allocates until it ends; looking for leaks takes seconds."""
-WIDTHS = ("W8", "W4", "W3", "W2", "W2A8")
-EXAMPLES = 12
-
-
-def resnet() -> nn.Module:
-    """Two stages of a block: GroupNorm, a shortcut of every other pixel and new channels, a mean, one linear."""
-    return ResNet(1, 10, (8, 16), 1, 2, "A", "torch")
-
-
-def tiny() -> nn.Module:
-    """A little of everything, for files that are damaged many times."""
-    return nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1), nn.GroupNorm(2, 4), nn.ReLU(), nn.AvgPool2d(2), nn.MaxPool2d(2),
-                         nn.Flatten(), nn.Linear(4, 10))
-
-
-NETWORKS = {"lenet": lenet, "resnet": resnet, "mobile": Mobile}
-
-
-def made(network: Callable[[], nn.Module], grid: GridName) -> Subject:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        return subject_of(network(), SiteOptions(weight_grid=grid, per_channel=network is Mobile))
-
-
-Archives = Callable[[str, GridName], tuple[Subject, dict[str, Path]]]
-
-
-@pytest.fixture(scope="module")
-def archives(tmp_path_factory: pytest.TempPathFactory) -> Archives:
-    """Give a network on a grid and its archives by width: traced once, for both readers."""
-    @functools.cache
-    def written(name: str, grid: GridName) -> tuple[Subject, dict[str, Path]]:
-        subject, folder = made(NETWORKS[name], grid), tmp_path_factory.mktemp(name)
-        trace = traced(subject)
-        paths = {width: folder / f"model.{width}.safetensors" for width in WIDTHS}
-        for width, path in paths.items():
-            write_archive(path, subject, Width.parse(width), lambda: trace)
-        return subject, paths
-
-    return written
-
-
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The reader in C with all warnings as errors, and with the sanitizers of the compiler where it has them."""
-    program = tmp_path_factory.mktemp("reader") / "read"
-    command = [*compiler(), *FLAGS, str(READERS / "read.c"), "-lm", "-o", str(program)]
-    if subprocess.run([*command, *SANITIZED], capture_output=True, check=False).returncode:
-        subprocess.run(command, check=True)
-    return program
-
-
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("archive") / "model.w3a8.safetensors"
-    write_archive(path, made(tiny, "centred"), Width(3, 8))
-    return path
-
-
-def found(command: list[str], path: Path, subject: Subject) -> Tensor:
-    """What a reader gives for the first examples of the test set, from raw bytes."""
-    images = subject.data.test.x
-    assert isinstance(images, Tensor)
-    (path.parent / "inputs").write_bytes(images[:EXAMPLES].numpy().tobytes())
-    subprocess.run([*command, str(path), str(path.parent / "inputs"), str(path.parent / "outputs")], check=True,
-                   capture_output=True, env=ALONE)
-    return torch.from_numpy(np.fromfile(path.parent / "outputs", np.float32).reshape(EXAMPLES, -1))
+from tests.export.archives import ALONE, EXAMPLES, NETWORKS, READERS, Archives, found, made, resealed
 
 
 def close(result: Tensor, subject: Subject, width: str) -> bool:
@@ -210,16 +122,6 @@ def test_javascript_refuses_damage(archive: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout) == []
 
 
-def resealed(content: bytes, old: str, new: str) -> bytes:
-    """A file with other text in its header and a digest that fits."""
-    start = 8 + int.from_bytes(content[:8], "little")
-    text = content[8:start].decode()
-    text = text.replace(re.findall('"sha256":"(.{64})"', text)[0], "0" * 64, 1).replace(old, new, 1)
-    head = len(text).to_bytes(8, "little") + text.encode()
-    digest = hashlib.sha256(head + content[start:]).hexdigest()
-    return head.replace(b"0" * 64, digest.encode(), 1) + content[start:]
-
-
 @pytest.mark.parametrize(("old", "new", "why"), [
     ("anybit-archive-2", "anybit-archive-3", "the format 'anybit-archive-3', and this reader knows anybit-archive-2"),
     ('\\"op\\":\\"relu\\"', '\\"op\\":\\"cumsum\\"', "the operation 'cumsum', which this reader does not know"),
@@ -240,113 +142,3 @@ def test_c_stays_within_its_memory_whatever_the_graph_says(archive: Path, reader
     offsets = re.findall(r'"data_offsets":\[\d+,\d+', content[8:start].decode())
     for old in offsets:
         assert refusal(reader, resealed(content, old, re.sub(r",\d+$", ",99999999", old)), tmp_path), old
-
-
-PAGE = """<!doctype html><body><script type="module">
-import { readArchive } from "./read.mjs";
-const bytes = async (name) => new Uint8Array(await (await fetch(name)).arrayBuffer());
-try {
-  const model = await readArchive(await bytes("model"), { publicKey: await (await fetch("key.pub")).text(),
-                                                          signature: await bytes("model.sig") });
-  document.body.textContent = JSON.stringify(Array.from(model.runAll(await bytes("inputs"))));
-} catch (error) { document.body.textContent = error.message; }
-</script></body>"""
-
-
-@pytest.mark.browser
-def test_a_browser_reads_a_signed_archive(archives: Archives, reader: Path, tmp_path: Path) -> None:
-    subject, paths = archives("resnet", "centred")
-    shown = found([str(reader)], paths["W2A8"], subject)
-    model = tmp_path / "model"
-    model.write_bytes(paths["W2A8"].read_bytes())
-    (tmp_path / "inputs").write_bytes((paths["W2A8"].parent / "inputs").read_bytes())
-    (tmp_path / "read.mjs").write_bytes((READERS / "read.mjs").read_bytes())
-    (tmp_path / "index.html").write_text(PAGE)
-    new_keys(tmp_path / "key")
-    write_signature(model, private_key(tmp_path / "key"))
-
-    def says() -> str:
-        with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Silent, directory=str(tmp_path))) as server:
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            dom = browse(f"http://127.0.0.1:{server.server_port}/index.html", tmp_path).stdout
-            server.shutdown()
-        return re.findall("(?s)<body>(.*)</body>", dom)[0].strip()
-
-    assert torch.equal(torch.tensor(json.loads(says())), shown.flatten())
-    model.write_bytes(model.read_bytes()[:-1] + b"0")
-    assert says() == "refused: it is not signed with this key"
-
-
-class Silent(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *arguments: object) -> None:
-        pass
-
-
-@pytest.mark.parametrize("language", ["c", pytest.param("javascript", marks=pytest.mark.browser)])
-def test_a_signature_is_checked(language: str, archive: Path, reader: Path, tmp_path: Path) -> None:
-    path, key, other = tmp_path / "m.safetensors", tmp_path / "key", tmp_path / "other"
-    path.write_bytes(archive.read_bytes())
-    for name in (key, other):
-        new_keys(name)
-    beside = write_signature(path, private_key(key))
-    genuine = beside.read_bytes()
-    command = [str(reader)] if language == "c" else ["node", str(READERS / "read.mjs")]
-
-    def reads(public: str) -> tuple[int, str]:
-        done = subprocess.run([*command, str(path), "--key", f"{tmp_path / public}.pub"], capture_output=True, text=True,
-                              check=False, env=ALONE)
-        return done.returncode, done.stderr
-
-    refused = 1, "refused: it is not signed with this key\n"
-    assert reads("key") == (0, "")
-    assert reads("other") == refused
-    for at in (0, 31, 32, 63):
-        beside.write_bytes(genuine[:at] + bytes([genuine[at] ^ 1]) + genuine[at + 1:])
-        assert reads("key") == refused, at
-    beside.write_bytes(genuine)
-    path.write_bytes(resealed(archive.read_bytes(), "W3A8", "W4A8"))
-    assert reads("key") == refused
-
-
-ORDER = 2**252 + 27742317777372353535851937790883648493
-"""Of Ed25519's base point: a signature whose second half is not below it is none (RFC 8032), though the sums come out."""
-
-
-def test_c_takes_one_signature_of_a_key_alone(archive: Path, reader: Path, tmp_path: Path) -> None:
-    """What another library signed is taken; another encoding of it, another length or a neighbouring key is not."""
-    path, public = tmp_path / "m.safetensors", tmp_path / "key.pub"
-    content = archive.read_bytes()
-    path.write_bytes(content)
-    ed25519 = importlib.import_module("cryptography.hazmat.primitives.asymmetric.ed25519")
-    for seed in range(8):
-        key = ed25519.Ed25519PrivateKey.from_private_bytes(bytes([seed]) * 32)
-        raw, genuine = key.public_key().public_bytes_raw(), key.sign(content)
-        twice = (int.from_bytes(genuine[32:], "little") + ORDER).to_bytes(32, "little")
-        for which, (owner, signature) in enumerate([
-                (raw, genuine), (raw, genuine[:32] + twice), (raw, genuine[:63]), (raw, genuine + b"0"), (raw, bytes(64)),
-                (bytes([raw[0] ^ 1]) + raw[1:], genuine), (raw[:31] + bytes([raw[31] ^ 128]), genuine)]):
-            public.write_text("-----BEGIN PUBLIC KEY-----\n" + base64.b64encode(SPKI + owner).decode()
-                              + "\n-----END PUBLIC KEY-----\n")
-            path.with_name("m.safetensors.sig").write_bytes(signature)
-            done = subprocess.run([str(reader), str(path), "--key", str(public)], capture_output=True, check=False,
-                                  env=ALONE)
-            assert done.returncode == (0 if which == 0 else 1), (seed, which, done.stderr)
-
-
-SPKI = bytes.fromhex("302a300506032b6570032100")
-"""What comes before the 32 bytes of a public key of Ed25519 in its PEM file."""
-
-
-@pytest.mark.parametrize("content", [b"", b"no key", b"-----BEGIN PUBLIC KEY-----",
-                                     b"-----BEGIN PUBLIC KEY-----\n" + b"A" * 2000])
-def test_c_refuses_what_is_no_key(content: bytes, archive: Path, reader: Path, tmp_path: Path) -> None:
-    (tmp_path / "key.pub").write_bytes(content)
-    done = subprocess.run([str(reader), str(archive), "--key", str(tmp_path / "key.pub")], capture_output=True, text=True,
-                          check=False, env=ALONE)
-    assert (done.returncode, done.stderr) == (1, f"refused: {tmp_path}/key.pub is no public key of Ed25519 in PEM\n")
-
-
-def test_c_says_that_a_key_is_not_there(archive: Path, reader: Path, tmp_path: Path) -> None:
-    done = subprocess.run([str(reader), str(archive), "--key", str(tmp_path / "key.pub")], capture_output=True, text=True,
-                          check=False, env=ALONE)
-    assert (done.returncode, done.stderr) == (1, f"refused: {tmp_path}/key.pub cannot be opened\n")

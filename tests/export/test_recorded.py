@@ -13,7 +13,7 @@ import pytest
 
 from anybit.errors import RunError
 from anybit.export.recorded import tolerance
-from tests.export.conftest import TRUSTED, run
+from tests.export.command import TRUSTED, run
 from tests.unrecorded import unrecorded
 
 OWN = ["--import", TRUSTED[0]]

@@ -8,7 +8,7 @@ import pytest
 
 import anybit
 from anybit.errors import ConfigError
-from tests.export.conftest import TRUSTED
+from tests.export.command import TRUSTED
 
 
 def test_a_run_exports_itself(run_path: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from anybit.export.exporting import Exporter
 from anybit.export.reference import Additions, outputs, reference
 from anybit.export.verify import missing_kernels
 from anybit.quant.grid import Width
-from tests.export.conftest import TRUSTED, run
+from tests.export.command import TRUSTED, run
 
 
 def test_wrong_answers_are_rejected(elsewhere: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
