@@ -42,6 +42,7 @@ SEARCH: dict[str, tuple[str, ...]] = {
     "rms 2.5, followed, a width per client": (*FOLLOWED, "variant.widths=clients"),
     "rms 2.5, followed, widths dealt": (*FOLLOWED, "variant.widths=cohort"),
     "rms 2.5, followed, uniform list": (*FOLLOWED, UNIFORM),
+    "rms 3.0, followed, uniform list": (*FOLLOWED, UNIFORM, "ranges.spread=3.0"),
     "rms 2.5, followed, cap": (*FOLLOWED, "variant.cap=true"),
     "rms 2.5, followed, no decay": (*FOLLOWED, "server.schedule=constant"),
     "rms 2.5, followed, free": (*FOLLOWED, "ranges.project=false"),
@@ -61,6 +62,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "full grid": ("sites.weight_grid=full",), "narrow grid": ("sites.weight_grid=narrow",),
     "no projection": ("ranges.project=false",), "no decay": ("server.schedule=constant",),
     "doubled list": (DOUBLED,), "ranges that follow": ("ranges.follow=true",), "cap": ("variant.cap=true",),
+    "ranges that stay": ("ranges.follow=false",), "learned steps": ("ranges.learned=true",),
 }
 """{name: what differs from the recipe}: carousel without each of its parts, and with parts that it does not have."""
 

@@ -96,6 +96,10 @@ def test_femnist_holds_out_a_tenth_of_every_writer(hub: Path) -> None:
     assert len(data.test) == 7
     assert data.ids is not None
     assert set(data.ids.tolist()) == {0, 1}
+    held = sources.femnist(writers=2, holdout=13, evaluate="holdout")
+    assert (len(held.train), len(held.test)) == (50, 13)
+    assert held.ids is not None
+    assert len(held.ids) == 50
     with pytest.raises(DataError, match=r"data.writers = 3500: the prepared femnist has 6 writers"):
         sources.femnist()
 

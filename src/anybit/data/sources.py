@@ -61,18 +61,20 @@ def tinyimagenet(normalize: bool = True, crop: int = 0, padding: int = 0, flip: 
     return _prepared("tinyimagenet", _View(normalize, crop, padding, flip, holdout, evaluate))
 
 
-def femnist(writers: int = 3500, normalize: bool = False, crop: int = 0, padding: int = 0, flip: bool = False) -> Data:
+def femnist(writers: int = 3500, normalize: bool = False, crop: int = 0, padding: int = 0, flip: bool = False,
+            holdout: int = 0, evaluate: Part = "test") -> Data:
     """Load handwritten characters of 62 classes, 1×28×28, by writer.
 
     writers: only the ones with most images (the paper's 3,500), in training and test set alike; 0: all.
     """
     check_settings({"writers": writers, "crop": crop, "padding": padding})
+    view = _View(normalize, crop, padding, flip, holdout, evaluate)
     prepared = cache.load("femnist")
     known = len(prepared.manifest.id_names)
     if writers > known:
         note = f" ({prepared.manifest.note})" if prepared.manifest.note else ""
         raise DataError(f"data.writers = {writers}: the prepared femnist has {known} writers{note}; 0 takes all")
-    return _data(prepared, _View(normalize, crop, padding, flip), largest=writers)
+    return _data(prepared, view, largest=writers)
 
 
 def images(set: str, source: str = "", columns: Mapping[str, str] = MappingProxyType({}), normalize: bool = True,

@@ -124,11 +124,12 @@ def projected(w: Tensors, step_sizes: Tensors, grids: Mapping[str, GridName]) ->
 
     A weight outside of all ranges gets no gradient at any low width, and would only drift.
     """
-    out = dict(w)
+    out, ends = dict(w), dict[GridName, tuple[Tensor, Tensor]]()
     for site, grid in grids.items():
         name, steps = parameter_of(site), step_sizes[site]
-        low, high = (steps * end.to(steps.dtype).reshape(-1, *[1] * (steps.dim() - 1))
-                     for end in bounds(all_bits(steps.device), grid))
+        if grid not in ends:
+            ends[grid] = bounds(all_bits(steps.device), grid)
+        low, high = (steps * end.to(steps.dtype).reshape(-1, *[1] * (steps.dim() - 1)) for end in ends[grid])
         # A weight that was all zero had no range yet.
         out[name] = torch.where((steps > 0).all(0), w[name].clamp(low.amin(0), high.amax(0)), w[name])
     return out

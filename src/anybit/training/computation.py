@@ -202,7 +202,8 @@ class Computation:
 
     def round_program(self, client_step: ClientStep) -> RoundProgram:
         """Make one round of the algorithm, on this engine, from host inputs."""
-        server, project = replace(self.server, step=self.engine.compile(self.server.step)), self.project
+        server = replace(self.server, step=self.engine.compile(self.server.step))
+        project = self.engine.compile(self.project) if self.config.ranges.project else unprojected
 
         def round(state: State, inputs: RoundInputs) -> tuple[State, Tensor]:
             inputs = moved(inputs, self.device)
