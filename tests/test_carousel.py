@@ -183,7 +183,9 @@ def test_a_training_chooses_what_its_config_leaves_open() -> None:
     carousel, mqat = anybit.carousel(), anybit.mqat()
     of = chosen(Config(), carousel.choices)
     assert (of.sites.weight_grid, of.sites.activation_grid, of.sites.quantize_image) == ("centred", "full", True)
-    assert (of.ranges.project, of.ranges.follow) == (True, False)
+    assert (of.ranges.project, of.ranges.follow) == (True, True)
+    learned = chosen(Config(ranges=anybit.RangeOptions(learned=True)), carousel.choices)
+    assert not learned.ranges.follow, "one of the two"
     assert (of.server.schedule, of.server.average, of.server.deliver) == ("linear", 0.0, "last")
     both = chosen(Config(), anybit.carousel(sites="WA").choices)
     assert (both.sites.activation_grid, both.sites.quantize_image) == ("auto", False)
@@ -195,18 +197,18 @@ def test_a_training_chooses_what_its_config_leaves_open() -> None:
 
 
 def test_what_a_config_says_is_kept() -> None:
-    config = from_recipe("carousel/digits", ["sites.weight_grid=narrow", "ranges.project=false", "ranges.follow=true",
+    config = from_recipe("carousel/digits", ["sites.weight_grid=narrow", "ranges.project=false", "ranges.follow=false",
                                                  "server.schedule=cosine", "server.average=0.5"])
     of = chosen(config, anybit.carousel().choices)
     assert (of.sites.weight_grid, of.ranges.project, of.ranges.follow, of.server.schedule, of.server.average) == \
-        ("narrow", False, True, "cosine", 0.5)
+        ("narrow", False, False, "cosine", 0.5)
     assert of.server.deliver == "last"
     steady = chosen(Config(server=anybit.ServerOptions(average=0.5)), {})
     assert steady.server.deliver == "average"
 
 
 def test_a_run_projects_and_follows_only_where_it_is_asked_to() -> None:
-    run = begun(anybit.carousel())
+    run = begun(anybit.carousel(), ranges=anybit.RangeOptions(follow=False))
     wide = {name: 100 * p for name, p in run.state.w.items()}
     clipped = run.computation.project(wide, run.table.steps)
     assert all(bool((clipped[n].abs() < wide[n].abs().max()).all()) for n in ("conv1.weight", "conv2.weight", "head.weight"))
@@ -219,7 +221,7 @@ def test_a_run_projects_and_follows_only_where_it_is_asked_to() -> None:
 
 
 def test_following_needs_no_average_and_an_average_no_following() -> None:
-    run = begun(anybit.carousel(), ranges=anybit.RangeOptions(follow=True))
+    run = begun(anybit.carousel())
     doubled = {name: 2 * p for name, p in run.state.w.items()}
     assert run.state.average == {}
     for site, steps in run.computation.given(run.table).at(doubled).step_sizes.items():

@@ -111,12 +111,14 @@ def test_a_recipe_may_extend_one_of_anybits_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in recipes.names() if "carousel" in name])
-def test_carousel_recipes_differ_from_the_others_in_the_variant_alone(name: str) -> None:
+def test_carousel_recipes_differ_from_the_others_in_variant_and_following_alone(name: str) -> None:
     config = from_recipe(name)
     task, both = name.partition("/")[2].removesuffix("-wa"), name.endswith("-wa")
     folder, own = "quickstart" if task == "digits" else f"paper/{task}", "mqat-wa" if both else "mqat"
     other = from_recipe(name.replace("carousel", "mqat") if name.startswith(("demo/", "text/")) else f"{folder}/{own}")
-    assert replace(config, variant=other.variant) == other
+    assert replace(config, variant=other.variant, ranges=other.ranges) == other
+    assert replace(config.ranges, follow=None) == replace(other.ranges, follow=None)
+    assert settled(config).ranges.follow == ("cifar10-" not in name)
     assert config.variant == Component("carousel", {"sites": "WA", "activation_bits": [2, 3, 4]} if both else {})
     assert settled(config).server.schedule == "linear"
 

@@ -54,7 +54,7 @@ class RangeOptions:
     """c of the rule "rms": a weight's range is ±c root mean squares."""
     follow: bool | None = None
     """Let the step sizes of weights follow their root mean square, Δ_t = Δ_start·rms(w_t)/rms(w_0), in every round; none:
-    the variant's choice, false in all of anybit's."""
+    the variant's choice, false except for carousel without learned step sizes."""
     project: bool | None = None
     """Clip the server's weights to their widest range after every round; none: the variant's choice, false except for
     carousel."""
@@ -254,8 +254,9 @@ def chosen(config: Config, choices: Mapping[str, Any]) -> Config:
         table, _, name = setting.partition(".")
         options = getattr(config, table)
         if getattr(options, name) is None:
+            learned = setting == "ranges.follow" and config.ranges.learned  # one of the two, and this one was asked for
             try:
-                config = replace(config, **{table: replace(options, **{name: value})})
+                config = replace(config, **{table: replace(options, **{name: False if learned else value})})
             except ConfigError as error:
                 raise ConfigError(f"{table}.{error}") from None
     server = replace(config.server, lr=config.server.rate(config.rounds))

@@ -179,7 +179,7 @@ def mqat(bits: Sequence[int] = (2, 3, 4, 6, 8, 32), sites: SiteKinds = "W", star
 
 def carousel(bits: Sequence[int] = (2, 3, 4, 6, 8, 32), sites: SiteKinds = "W", activation_bits: Sequence[int] | None = None,
              widths: WidthsOf = "steps", cap: bool = False, start: RangeRule = "mse") -> Variant:
-    """Make our own method: every local step at another width, on a grid without bias, the server's weights kept in range.
+    """Make our own method: every local step at another width, on a grid without bias, in ranges that follow the weights.
 
     bits: list of which every client goes through shuffled copies; what stands in it twice is trained twice as often ·
     activation_bits: the same for activations, where `sites` has them; none: `bits` · widths: "clients" and "cohort" are its
@@ -195,7 +195,7 @@ def carousel(bits: Sequence[int] = (2, 3, 4, 6, 8, 32), sites: SiteKinds = "W", 
     policies: dict[WidthsOf, WidthPolicy] = {
         "steps": sampled_width(sites, sorted({*listed}), keep=True) if cap else fixed_width(Width(FLOAT, FLOAT)),
         "clients": sampled_width(sites, listed), "cohort": dealt_width(sites, listed)}
-    choices = {"sites.weight_grid": "centred", "ranges.project": True, "server.schedule": "linear",
+    choices = {"sites.weight_grid": "centred", "ranges.project": True, "ranges.follow": True, "server.schedule": "linear",
                **({"sites.activation_grid": "auto", "sites.quantize_image": False} if "A" in sites else {})}
     return Variant("carousel", sites, rounding, tuple(sorted({*weights, *activations})), policies[widths],
                    cycled_widths(weights, activations) if widths == "steps" else same_width, start=start,
