@@ -41,9 +41,9 @@ CORES = ("m4", "m7")
 QUICK = ("evaluation.bits=[8,2]", 'evaluation.steps=["table"]', 'evaluation.sites=["W"]')
 NETWORKS = {
     "lenet5-digits": ("carousel/digits", "rounds=60", "model.name=lenet5", "model.in_channels=1", "model.image_size=24",
-                      "data.name=large_digits:large_digits", "server.lr=3e-3"),
-    "resnet20-digits": ("carousel/digits", "rounds=60"),
-    "mobile-digits": ("carousel/digits", "rounds=60", "model.name=mobile_digits:mobile_digits"),
+                      "data.name=large_digits:large_digits", "server.lr=3e-3", "ranges.follow=false"),
+    "resnet20-digits": ("carousel/digits", "rounds=60", "ranges.follow=false"),
+    "mobile-digits": ("carousel/digits", "rounds=60", "model.name=mobile_digits:mobile_digits", "ranges.follow=false"),
     "lenet5-cifar10": ("carousel/cifar10-lenet5", "rounds=20", *QUICK),
     "resnet20-cifar10": ("carousel/cifar10-resnet20", "rounds=2", "cohort=2", *QUICK)}
 """{network: (recipe, settings)}."""
