@@ -159,7 +159,6 @@ class RoundInputs(NamedTuple):
     """Inputs of a round beside the state, laid out on the host."""
 
     given: Given
-    """What clients get beside the weights: of a round that begins, its step sizes (`Given.at`)."""
     cohort: Cohort
     weighting: Tensor
     pace: Pace
@@ -171,7 +170,7 @@ def federated_round(state: State, inputs: RoundInputs, client_step: ClientStep, 
                     map_clients: MapClients, combine: Combine | None = None,
                     project: Projection = unprojected) -> tuple[State, Tensor]:
     """Run one round: all clients of the cohort in parallel, the mean of their deltas, the server's step."""
-    cohort, given = inputs.cohort, inputs.given
+    cohort, given = inputs.cohort, inputs.given.at(state.w)
     parts = map_clients(client_update, client_step, state.trainable, given, cohort)
     # Δ_t = 1/|S| Σ (w_{t,K} − w_{t,0})
     delta, losses = (combine or mean_delta)(parts, cohort.width_bits, inputs.weighting)

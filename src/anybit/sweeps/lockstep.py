@@ -156,13 +156,11 @@ def _round(lead: Computation, client_step: ClientStep) -> Callable[[State, Any],
         return server_update(state, delta, lead.server, pace, given, project)
 
     servers = engine.compile(torch.func.vmap(server_round))
-    given_at = torch.func.vmap(Given.at)
-    if lead.config.ranges.follow:
-        given_at = engine.compile(given_at)
+    in_round = torch.func.vmap(Given.at)
 
     def round(state: State, inputs: RoundInputs) -> tuple[State, Tensor]:
         inputs = moved(inputs, lead.device)
-        cohort, given, (runs, size) = inputs.cohort, given_at(inputs.given, state.w), inputs.weighting.shape
+        cohort, given, (runs, size) = inputs.cohort, in_round(inputs.given, state.w), inputs.weighting.shape
         deltas, losses = engine.stacked(client_update, client_step, _spread(state.trainable, size), _spread(given, size),
                                         cohort)
 

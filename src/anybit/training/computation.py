@@ -204,11 +204,9 @@ class Computation:
         """Make one round of the algorithm, on this engine, from host inputs."""
         server = replace(self.server, step=self.engine.compile(self.server.step))
         project = self.engine.compile(self.project) if self.config.ranges.project else unprojected
-        given_at = self.engine.compile(Given.at) if self.config.ranges.follow else Given.at
 
         def round(state: State, inputs: RoundInputs) -> tuple[State, Tensor]:
             inputs = moved(inputs, self.device)
-            inputs = inputs._replace(given=given_at(inputs.given, state.w))
             combine = self.combiner(state, inputs.noise, inputs.cohort)
             return federated_round(state, inputs, client_step, server, self.engine.map_clients, combine, project)
         return round

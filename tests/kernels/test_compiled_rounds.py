@@ -1,0 +1,46 @@
+"""Rounds as a GPU computes them, every part compiled, here for a CPU: equal to the reference within rounding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import anybit
+from anybit.config import ClientOptions, Config
+from anybit.data.examples import Data, Examples, Pipeline
+from anybit.engines.base import Engine
+from anybit.engines.sequential import Sequential
+from anybit.engines.stacked import Stacked
+from anybit.federated.variants import Variant
+from anybit.tensors import Tensors
+from anybit.training.computation import open_computation
+from anybit.training.task import Task
+
+pytestmark = pytest.mark.kernels
+
+
+def after_rounds(variant: Variant, engine: Engine) -> Tensors:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 10))
+    examples = Examples(torch.randn(40, 1, 4, 4), torch.randint(0, 10, (40,)))
+    task = Task(model, variant, Data(examples, examples, Pipeline()), np.split(np.arange(40), 4))
+    config = Config(cohort=4, rounds=3, client=ClientOptions(batch_size=5), device="cpu")
+    run = replace(open_computation(task, config), engine=engine)
+    state, table = run.start()
+    program = engine.prepare(run.round_program(run.client_step(table)))
+    for round in range(1, 4):
+        state, _ = program(state, run.inputs(run.given(table), round))
+    return state.w
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler uses what torch deprecates
+@pytest.mark.parametrize("variant", [anybit.mqat(), anybit.carousel()], ids=["mqat", "carousel"])
+def test_a_compiled_round_is_the_reference(variant: Variant) -> None:
+    """Carousel projects the server's weights, and its step sizes follow them."""
+    reference, compiled = after_rounds(variant, Sequential()), after_rounds(variant, Stacked(4, compiled=True))
+    for name, w in reference.items():
+        assert torch.allclose(compiled[name], w, atol=1e-5), name
