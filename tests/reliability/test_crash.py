@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from crash_test import Crash, content, crash, differences
 
+from anybit.cli.progress import SweepReporter
+from anybit.sweeps.plan import SweepFolder, plan
 from anybit.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.kills
@@ -46,6 +49,18 @@ def test_a_run_killed_before_its_config_is_simply_started_again(tmp_path: Path, 
     RunFolder.create(tmp_path / "run", {"rounds": 1}, {}, [np.arange(3)])
     assert written[-1] == "config.json"
     assert set(written) == {"split.safetensors", "environment.json", "manifest.json", "config.json"}
+
+
+@pytest.mark.parametrize("written", [1, 2, 3, 4])
+def test_a_sweep_goes_on_with_a_run_that_was_killed_while_it_began(written: int, tmp_path: Path) -> None:
+    """After each of the first files of one of its runs."""
+    sweep = SweepFolder.begin(tmp_path / "sweep", plan(["demo/fedavg"], ["rounds=1"], [1]))
+    (run,) = sweep.runs
+    whole, half = RunFolder.create(tmp_path / "whole", {"rounds": 1}, {}, [np.arange(3)], {}).path, sweep.run_path(run)
+    (half / "checkpoints").mkdir(parents=True)
+    for name in ("split.safetensors", "task.json", "environment.json", "manifest.json")[:written]:
+        shutil.copy(whole / name, half)
+    assert SweepReporter(sweep, quiet=True).lines[run.name].round == 0
 
 
 def test_runs_side_by_side_of_which_one_had_only_to_be_evaluated(tmp_path: Path) -> None:

@@ -52,10 +52,10 @@ class Digests:
 
     @staticmethod
     def read(folder: Path) -> Digests | None:
-        """Read a folder's manifest; none in folders of the versions before."""
+        """Read a folder's manifest; none in folders of the versions before, and of a run that was killed before its first."""
         path = folder / MANIFEST
         if not path.exists():
-            if promised(folder):
+            if promised(folder) and (folder / "config.json").exists():
                 raise RunError(f"{path} is missing: restore it; without it nobody knows whether the other files are those "
                                "that the run wrote")
             return None
