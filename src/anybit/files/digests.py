@@ -52,7 +52,7 @@ class Digests:
 
     @staticmethod
     def read(folder: Path) -> Digests | None:
-        """Read a folder's manifest; none in folders of the versions before, and of a run that was killed before its first."""
+        """Read a folder's manifest; none in folders of the versions before, and where a run was killed before its first."""
         path = folder / MANIFEST
         if not path.exists():
             if promised(folder) and (folder / "config.json").exists():
