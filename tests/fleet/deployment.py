@@ -53,13 +53,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float, what: str, logs: Callable[[], str] = str) -> Any:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if found := condition():
             return found
         time.sleep(0.3)
-    raise AssertionError(f"{what}: not within {seconds} s")
+    raise AssertionError(f"{what}: not within {seconds} s\n{logs()}")
 
 
 @dataclass
@@ -104,6 +104,8 @@ class Deployment(Marked):
     def __init__(self, path: Path, project: Project) -> None:
         super().__init__()
         self.path, self.project = path, project
+        self.nodes: dict[int | str, tuple[subprocess.Popen[bytes], int]] = {}
+        """The process of every device that was started, and the length of its log before that."""
         write_project(self.path, self.project)
         (self.server / "app/anybit_test_models.py").write_text(MODELS)
 
@@ -127,17 +129,44 @@ class Deployment(Marked):
             with socket.socket() as probe:
                 return probe.connect_ex(("127.0.0.1", self.project.port)) == 0
 
-        wait_for(answers, 240, "the gate listens")
+        self.wait_for(answers, 240, "the gate listens")
+
+    def wait_for(self, condition: Callable[[], Any], seconds: float, what: str) -> Any:
+        """Wait, and if it was in vain, show the ends of all logs."""
+        def logs() -> str:
+            paths = [*self.path.glob("*/log"), *self.server.glob("*/fleet.jsonl")]
+            return "\n".join(f"--- {path}\n{path.read_text()[-4000:]}" for path in paths)
+
+        return wait_for(condition, seconds, what, logs)
 
     def node(self, name: int | str, *before: str) -> subprocess.Popen[bytes]:
         folder = self.path / f"node-{name}"
         start = folder / "start.sh"
         own = next(word for word in start.read_text().split("--port ")[1:2]).split()[0]
         start.write_text(start.read_text().replace(f"--port {own} --root", f"--port {free_port()} --root"))
-        return self.spawn(start, *before)
+        log = folder / "log"
+        before_it = log.stat().st_size if log.exists() else 0
+        process = self.spawn(start, *before)
+        self.nodes[name] = process, before_it
+        return process
+
+    def connect(self, *names: int) -> None:
+        """Start devices until all are connected, as an init system would.
+
+        Flower refuses a killed one for a minute, since it may still be there.
+        """
+        def all_connected() -> bool:
+            for name in names:
+                if name not in self.nodes or self.nodes[name][0].poll() is not None:
+                    self.node(name)
+            return all(self.connected(name) for name in names)
+
+        self.wait_for(all_connected, 240, f"devices {names} connect")
 
     def connected(self, name: int) -> bool:
-        return "SuperNode ID" in (self.path / f"node-{name}/log").read_text()
+        with open(self.path / f"node-{name}/log", "rb") as log:
+            log.seek(self.nodes[name][1])
+            return b"SuperNode ID" in log.read()
 
     def call(self, *arguments: str, check: bool = True, cwd: Path | None = None) -> str:
         done = subprocess.run(arguments, cwd=cwd or self.server, env=self.environment(), capture_output=True, text=True,
@@ -165,7 +194,7 @@ class Deployment(Marked):
             assert not failed, self.log(run)
             return (self.server / run / "evaluation.json").exists()
 
-        wait_for(over, seconds, f"{run} completes")
+        self.wait_for(over, seconds, f"{run} completes")
         return self.status(run)
 
     def log(self, run: str) -> list[dict[str, Any]]:

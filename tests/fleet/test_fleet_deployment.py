@@ -10,7 +10,7 @@ import pytest
 
 from anybit.fleet.certificates import device_key, server_certificate
 from anybit.fleet.project import Project
-from tests.fleet.deployment import MOODY, TINY, Deployment, free_port, wait_for
+from tests.fleet.deployment import MOODY, TINY, Deployment, free_port
 
 pytestmark = pytest.mark.fleet
 
@@ -41,11 +41,10 @@ def _add(path: Path, text: str) -> None:
 
 
 def test_a_run_survives_a_killed_and_a_lying_device(deployment: Deployment) -> None:
-    nodes = [deployment.node(i) for i in range(4)]
-    wait_for(lambda: all(deployment.connected(i) for i in range(4)), 60, "all devices connect")
+    deployment.connect(*range(4))
     id = deployment.run()
-    wait_for((deployment.path / "hanging").exists, 400, "the second round")
-    deployment.kill(nodes[HANGING])
+    deployment.wait_for((deployment.path / "hanging").exists, 400, "the second round")
+    deployment.kill(deployment.nodes[HANGING][0])
     status = deployment.finish("run", 400)
     assert (status["state"], status["round"], status["rounds"], status["devices"]) == ("completed", 3, 3, 4)
 
@@ -74,10 +73,10 @@ def test_a_new_run_continues_after_the_superlink_went_down(deployment: Deploymen
     """The devices reconnect by themselves, the killed one is started again, and the run goes on from its checkpoint."""
     config = deployment.path / f"node-{HANGING}/node-config"
     config.write_text(config.read_text().partition(" mood")[0] + "\n")
-    deployment.node(HANGING)
+    deployment.connect(*range(4))
     arguments = ["-c", 'run="second" overrides="rounds=3 fleet.quarantine=9"']
     deployment.run(*arguments)
-    wait_for(lambda: any(e["event"] == "round" for e in deployment.log("second")), 400, "the first round")
+    deployment.wait_for(lambda: any(e["event"] == "round" for e in deployment.log("second")), 400, "the first round")
     deployment.kill(deployment.link)
     assert deployment.status("second")["state"] == "unknown"
     deployment.superlink()

@@ -70,6 +70,20 @@ def test_a_device_that_comes_back_takes_part_again() -> None:
     assert any("client 1 (node 101) is back" in text for text in said)
 
 
+def test_a_lost_greeting_is_sent_again_with_more_patience() -> None:
+    grid, sent = LocalGrid(nodes(4)), list[tuple[float, float]]()
+
+    def lost_twice(question: Message, answer: Message) -> list[Message]:
+        sent.append((grid.now, question.metadata.ttl))
+        return [answer] if len(sent) == 3 else []
+
+    grid.hellos[3] = lost_twice
+    run = fleet(small("fleet.wait=600", "fleet.poll=1"), grid)
+    assert list(run.devices.present(4, 1)) == [0, 1, 2, 3]
+    assert [ttl for _, ttl in sent] == [60, 120, 240]
+    assert [now for now, _ in sent] == [0, 60, 180]
+
+
 def test_a_late_answer_is_named_and_does_not_count() -> None:
     grid = LocalGrid(nodes(4))
     held: list[Message] = []

@@ -16,6 +16,8 @@ from anybit.quant.grid import SiteKinds, Width
 
 REST = 60
 """Seconds before a refused node is greeted again: its owner may have fixed it."""
+GREETING = 60
+"""Seconds that a node has for its first answer."""
 MOST_CLIENTS = 2**31
 HELLO = {"client": int, "width": str, "role": str}
 
@@ -32,7 +34,7 @@ class Member(NamedTuple):
 
 @dataclass
 class Roster:
-    """All nodes of a run. Every node is asked once who it is, and again after it was silent."""
+    """All nodes of a run. Every node is asked who it is until it answers, and again after it was silent."""
 
     exchange: Exchange
     sites: SiteKinds
@@ -46,7 +48,9 @@ class Roster:
     silent: set[int] = field(default_factory=set)
     """Nodes that were asked to work and did not answer."""
     resting: dict[int, float] = field(default_factory=dict)
-    """The time until which a node is not greeted, by node."""
+    """The time until which a node is not greeted (again), by node."""
+    patience: dict[int, float] = field(default_factory=dict)
+    """The seconds that an unanswered node had for its last greeting."""
     asked: dict[str, Question] = field(default_factory=dict)
     connected: set[int] = field(default_factory=set)
     keys: dict[int, bytes] = field(default_factory=dict)
@@ -62,13 +66,22 @@ class Roster:
         now = self.exchange.clock()
         known = {node for node in self.members if node not in self.silent}
         known |= {node for node, until in self.resting.items() if now < until}
-        greet = self.connected - known - {question.node for question in self.asked.values()}
-        questions = [Question(node, -1, "query.hello", RecordDict()) for node in sorted(greet)]
-        self.asked |= self.exchange.send(questions, self.wait)
+        for node in sorted(self.connected - known):
+            self._greet(node, now)
+
+    def _greet(self, node: int, now: float) -> None:
+        """Ask a node who it is, with twice the patience of the last time: a greeting may be lost, a device may be slow."""
+        self.asked = {id: question for id, question in self.asked.items() if question.node != node}
+        patience = min(self.wait, 2 * self.patience[node] if node in self.patience else GREETING)
+        if sent := self.exchange.send([Question(node, -1, "query.hello", RecordDict())], patience):
+            self.asked |= sent
+            self.patience[node], self.resting[node] = patience, now + patience
 
     def _welcome(self, node: int, reply: Reply) -> None:
+        self.resting.pop(node, None)
         if reply.gone:
             return
+        self.patience.pop(node, None)
         try:
             member = self._checked(node, reply)
         except Exception as error:  # no device can stop a run
