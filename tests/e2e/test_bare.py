@@ -92,7 +92,7 @@ def bare(tmp_path: Path) -> Path:
 def python(bare: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONPATH": str(bare / "packages")}
     return subprocess.run([sys.executable, "-S", *arguments], cwd=bare, env=environment, capture_output=True, text=True,
-                          timeout=120, check=False)
+                          timeout=240, check=False)
 
 
 def test_the_core_trains_with_torch_and_numpy_alone(bare: Path) -> None:

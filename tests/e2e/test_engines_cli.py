@@ -61,7 +61,7 @@ def test_a_signal_to_the_whole_group_stops_after_the_round(anybit: Anybit, home:
     workers = children(process.pid)
     assert len(workers) == 2
     os.killpg(process.pid, number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 130, errors
     assert "continue with: anybit resume run" in errors
     assert all(gone(pid) for pid in workers)
@@ -73,7 +73,7 @@ def test_workers_do_not_outlive_a_killed_parent(home: Path) -> None:
     workers = children(process.pid)
     assert len(workers) == 2
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert all(gone(pid) for pid in workers)
 
 
@@ -86,7 +86,7 @@ def test_ranks_give_the_model_of_one_process(anybit: Anybit, home: Path) -> None
     assert anybit("run", "quickstart/mqat", *TINY, *RANKS, "--path", "one").returncode == 0
     for ranks in (2, 4):
         process = start(home, "run", "quickstart/mqat", *TINY, *RANKS, "--path", f"ranks{ranks}", ranks=ranks)
-        out, errors = process.communicate(timeout=200)
+        out, errors = process.communicate(timeout=240)
         assert process.returncode == 0, errors
         assert out.count("accuracy") == 1
         assert errors.count("round 6/6") == 1
@@ -100,7 +100,7 @@ def test_a_killed_rank_ends_the_job_and_one_process_resumes(anybit: Anybit, home
     wait_for(home / "run/metrics.jsonl", process, 12)
     ranks = children(process.pid)
     os.kill(ranks[-1], signal.SIGKILL)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode != 0
     assert re.search(r"rank 0 lost the others (in|after) round \d+: one of the 2 ranks ended", errors), errors
     assert "the last good checkpoint is run/checkpoints/round-" in errors
@@ -114,7 +114,7 @@ def test_a_killed_rank_ends_the_job_and_one_process_resumes(anybit: Anybit, home
         assert resumed.poll() is None, resumed.communicate()
         time.sleep(0.05)
     resumed.terminate()
-    resumed.communicate(timeout=60)
+    resumed.communicate(timeout=240)
     assert resumed.returncode == 130
     assert (home / "run/config.json").read_text() == config
 
@@ -123,7 +123,7 @@ def test_a_signal_to_one_rank_stops_all_of_them_after_the_same_round(home: Path)
     process = start(home, "run", "quickstart/mqat", *LONG, *RANKS, "--path", "run", ranks=2)
     wait_for(home / "run/metrics.jsonl", process, 3)
     os.kill(children(process.pid)[-1], signal.SIGTERM)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=240)
     assert "continue with: anybit resume run" in errors
     assert "lost the others" not in errors
 
@@ -134,13 +134,13 @@ def test_ranks_do_not_outlive_a_torchrun_that_is_killed(home: Path) -> None:
     ranks = children(process.pid)
     assert len(ranks) >= 2
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=20)
+    process.communicate(timeout=240)
     assert all(gone(rank) for rank in ranks)
     seen = (home / "run/metrics.jsonl").read_bytes().count(b"\n")
     resumed = start(home, "resume", "run", "--import", "tiny_models", ranks=2)
     wait_for(home / "run/metrics.jsonl", resumed, seen + 5)
     resumed.terminate()
-    _, errors = resumed.communicate(timeout=100)
+    _, errors = resumed.communicate(timeout=240)
     assert "continue with: anybit resume run" in errors
 
 
@@ -149,7 +149,7 @@ def test_a_signal_to_torchrun_saves_and_another_number_of_ranks_resumes(home: Pa
     process = start(home, "run", "quickstart/mqat", *settings, "rounds=4000", *RANKS, "--path", "run", ranks=2)
     wait_for(home / "run/metrics.jsonl", process, 5)
     process.terminate()
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode != 0
     assert "continue with: anybit resume run" in errors
     (checkpoint,) = (home / "run/checkpoints").glob("*.safetensors")
@@ -157,5 +157,5 @@ def test_a_signal_to_torchrun_saves_and_another_number_of_ranks_resumes(home: Pa
     seen = int(checkpoint.stem.partition("-")[2])
     wait_for(home / "run/metrics.jsonl", resumed, seen + 5)
     resumed.terminate()
-    _, errors = resumed.communicate(timeout=100)
+    _, errors = resumed.communicate(timeout=240)
     assert "continue with: anybit resume run" in errors

@@ -73,7 +73,7 @@ def test_stopping_and_running_out_of_time(home: Path, capsys: pytest.CaptureFixt
                     "--path", "sweep")
     wait_for(home / "sweep/fedavg-seed1/metrics.jsonl", process, 5)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 130
     assert "2 of 2 runs are not finished; continue with: anybit sweep sweep --import tiny_models" in errors
     assert "Traceback" not in errors

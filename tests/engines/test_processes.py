@@ -149,7 +149,7 @@ print("done")
 
 
 def test_a_fork_after_openmp_threads_does_not_hang() -> None:
-    done = subprocess.run([sys.executable, "-c", THREADED], capture_output=True, text=True, timeout=120, check=False,
+    done = subprocess.run([sys.executable, "-c", THREADED], capture_output=True, text=True, timeout=240, check=False,
                           env={**os.environ, "OMP_NUM_THREADS": "2"})
     assert done.stdout.strip() == "done", done.stderr
 

@@ -23,7 +23,7 @@ def browse(address: str, work: Path) -> subprocess.CompletedProcess[str]:
                "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", f"--user-data-dir={work / 'profile'}",
                "--enable-logging=stderr", "--v=0", f"--log-net-log={work / 'net.json'}", "--virtual-time-budget=60000",
                "--dump-dom")
-    return subprocess.run([program, *options, address], capture_output=True, text=True, timeout=180, check=True)
+    return subprocess.run([program, *options, address], capture_output=True, text=True, timeout=240, check=True)
 
 
 def requests_elsewhere(work: Path, address: str) -> list[str]:

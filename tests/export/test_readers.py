@@ -94,7 +94,7 @@ def refusal(reader: Path, content: bytes, folder: Path) -> str:
     """The one line with which the reader in C refuses a file; empty if it takes it."""
     (folder / "m.safetensors").write_bytes(content)
     done = subprocess.run([str(reader), str(folder / "m.safetensors")], capture_output=True, text=True, check=False,
-                          timeout=60, env=ALONE)
+                          timeout=240, env=ALONE)
     assert (done.returncode, done.stderr) == (0, "") or \
         (done.returncode == 1 and re.fullmatch(r"refused: [^\n]*\n", done.stderr)), done.stderr
     return done.stderr

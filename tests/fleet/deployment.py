@@ -170,7 +170,7 @@ class Deployment(Marked):
 
     def call(self, *arguments: str, check: bool = True, cwd: Path | None = None) -> str:
         done = subprocess.run(arguments, cwd=cwd or self.server, env=self.environment(), capture_output=True, text=True,
-                              timeout=120, check=False)
+                              timeout=240, check=False)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 

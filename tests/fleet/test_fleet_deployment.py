@@ -101,7 +101,7 @@ def test_strangers_are_refused(deployment: Deployment) -> None:
     (deployment.path / "node-elsewhere/ca.crt").write_bytes(server_certificate("localhost").authority)
     for name, word in (("stranger", "305"), ("elsewhere", "305")):
         process = deployment.node(name)
-        assert process.wait(timeout=120) != 0
+        assert process.wait(timeout=240) != 0
         text = (deployment.path / f"node-{name}/log").read_text()
         assert word in text, text
         assert "SuperNode ID" not in text

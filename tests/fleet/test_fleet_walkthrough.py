@@ -37,7 +37,7 @@ class Machine:
                                                                stdout=log, stderr=log, start_new_session=True))
             return ""
         done = subprocess.run(shlex.split(line), cwd=self.cwd, env=self.processes.environment(), capture_output=True,
-                              text=True, timeout=120, check=False)
+                              text=True, timeout=240, check=False)
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
@@ -76,7 +76,7 @@ def test_the_walk_through_works_as_printed(tmp_path: Path, processes: Marked) ->
                 line = line.replace("RUN-ID", (re.findall(r"started run (\d+)", out) or [""])[0])
                 line += " --import anybit_test_models" if line.startswith("anybit fleet classes") else ""
                 if line == "./register.sh":
-                    wait_for(lambda: "Uvicorn running" in (server.cwd / "log").read_text(), 60, "the SuperLink listens")
+                    wait_for(lambda: "Uvicorn running" in (server.cwd / "log").read_text(), 240, "the SuperLink listens")
                 out += server.type(line)
                 if "init" in line:
                     _own_model(server.home / "trial/server/app", tmp_path)

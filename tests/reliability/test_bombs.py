@@ -60,7 +60,7 @@ def test_a_dry_run_takes_no_memory_for_a_huge_model() -> None:
     code = ("import sys\nfrom anybit.__main__ import main\ntry:\n main()\nfinally:\n"
             " print(*(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')), file=sys.stderr)")
     done = subprocess.run([sys.executable, "-c", code, "run", "quickstart/mqat", "--dry-run", "model.classes=3000000"],
-                          capture_output=True, text=True, check=False, timeout=120)
+                          capture_output=True, text=True, check=False, timeout=240)
     line, memory = done.stderr.strip().splitlines()
     assert done.returncode == 2
     assert "parameters: at most 100,000,000" in line

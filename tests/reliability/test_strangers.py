@@ -127,7 +127,7 @@ def test_of_simultaneous_starts_exactly_one_wins(tmp_path: Path) -> None:
         starts = [processes.Process(target=_start, args=(number, path, gate, answers)) for number in range(6)]
         for start in starts:
             start.start()
-        results = dict(answers.get(timeout=60) for _ in starts)
+        results = dict(answers.get(timeout=240) for _ in starts)
         for start in starts:
             start.join()
         winners = [number for number, error in results.items() if not error]

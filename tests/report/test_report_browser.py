@@ -27,7 +27,7 @@ def browse(page: Path, work: Path, *options: str) -> subprocess.CompletedProcess
              # The browser's own errands find nobody; those of the page are in the log all the same.
              "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={work / 'profile'}", "--enable-logging=stderr",
              "--v=0", f"--log-net-log={work / 'net.json'}", "--virtual-time-budget=2000")
-    return subprocess.run([program, *quiet, *options, page.as_uri()], capture_output=True, text=True, timeout=120,
+    return subprocess.run([program, *quiet, *options, page.as_uri()], capture_output=True, text=True, timeout=240,
                           check=True)
 
 
