@@ -1,7 +1,9 @@
-"""The native kernels, compiled once for all tests that need them."""
+"""The native kernels, compiled once for all tests that need them, and Triton's interpreter."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from pathlib import Path
 
 import pytest
@@ -21,3 +23,10 @@ def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
         library()
     (path,) = home.glob("native/*.so")
     return path
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> None:
+    """Choose Triton's interpreter, which it does once, when it is imported: by its programs, or by torch's compiler."""
+    assert importlib.util.find_spec("triton"), "make test-kernels installs Triton"
+    os.environ["TRITON_INTERPRET"] = "1"

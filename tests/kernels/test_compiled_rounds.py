@@ -20,7 +20,7 @@ from anybit.tensors import Tensors
 from anybit.training.computation import open_computation
 from anybit.training.task import Task
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("interpreter")]
 
 
 def after_rounds(variant: Variant, engine: Engine) -> Tensors:

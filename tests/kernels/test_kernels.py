@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable
 
 import pytest
@@ -13,15 +11,8 @@ from torch import Tensor, nn
 
 from anybit.layers import GroupNormReLU
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("interpreter")]
 CLIENTS = 3
-
-
-@pytest.fixture(autouse=True, scope="module")
-def interpreter() -> None:
-    """Triton decides when its programs are defined; this runs before anything imports them."""
-    assert importlib.util.find_spec("triton"), "make test-kernels installs Triton"
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def gradients(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
