@@ -66,12 +66,13 @@ class Roster:
         now = self.exchange.clock()
         known = {node for node in self.members if node not in self.silent}
         known |= {node for node, until in self.resting.items() if now < until}
-        for node in sorted(self.connected - known):
+        greeted = self.connected - known
+        self.asked = {id: question for id, question in self.asked.items() if question.node not in greeted}
+        for node in sorted(greeted):
             self._greet(node, now)
 
     def _greet(self, node: int, now: float) -> None:
         """Ask a node who it is, with twice the patience of the last time: a greeting may be lost, a device may be slow."""
-        self.asked = {id: question for id, question in self.asked.items() if question.node != node}
         patience = min(self.wait, 2 * self.patience[node] if node in self.patience else GREETING)
         if sent := self.exchange.send([Question(node, -1, "query.hello", RecordDict())], patience):
             self.asked |= sent
