@@ -84,6 +84,16 @@ def test_a_lost_greeting_is_sent_again_with_more_patience() -> None:
     assert [now for now, _ in sent] == [0, 60, 180]
 
 
+def test_a_device_that_has_answered_is_greeted_at_once_when_it_falls_silent() -> None:
+    grid = LocalGrid(nodes(4))
+    run = fleet(small("fleet.wait=600"), grid)
+    run.devices.present(4, 1)
+    run.devices.roster.silent.add(102)
+    run.devices.roster.refresh()
+    assert grid.asked[-1] == ("query.hello", 2)
+    assert grid.now < 60
+
+
 def test_a_late_answer_is_named_and_does_not_count() -> None:
     grid = LocalGrid(nodes(4))
     held: list[Message] = []
