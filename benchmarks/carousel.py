@@ -78,6 +78,8 @@ RIVALS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fedavg": ("baseline", ()),
     "mqat, full": ("mqat-full", ()), "mqat, narrow": ("mqat-full", ("sites.weight_grid=narrow",)),
     "mqat, centred": ("mqat-full", ("sites.weight_grid=centred",)),
+    "mqat, narrow, ranges that follow": ("mqat-full", ("sites.weight_grid=narrow", "ranges.follow=true")),
+    "mqat, centred, ranges that follow": ("mqat-full", ("sites.weight_grid=centred", "ranges.follow=true")),
     "mqat, learned, full": ("mqat-full", ("ranges.learned=true",)),
     "mqat, learned, narrow": ("mqat-full", ("ranges.learned=true", "sites.weight_grid=narrow")),
     "qat(2), narrow": ("qat2", ("sites.weight_grid=narrow", "variant.start=mse")),

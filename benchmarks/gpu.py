@@ -181,13 +181,13 @@ def measure(network: str, repetitions: int, only: str) -> dict[str, Any]:
     for _ in range(repetitions):
         for name, round in prepared.items():
             times[name].append(milliseconds(round))
-    loop = statistics.median(times.get("plain loop, eager", [float("nan")]))
+    loop = statistics.median(times["plain loop, eager"]) if "plain loop, eager" in times else None
     for name, each in times.items():
         ms = statistics.median(each)
         runs = 4 if "side by side" in name else 1
-        out[name] |= {"ms": ms, "spread": max(each) - min(each), "ratio": runs * loop / ms,
+        out[name] |= {"ms": ms, "spread": max(each) - min(each), "ratio": runs * loop / ms if loop else None,
                       "share_of_matrix_peak": runs * GFLOP[network] / ms / MATRIX_TFLOP}
-        print(f"{network}  {name:42s} {ms:8.3f} ms  {out[name]['ratio']:6.1f}×", flush=True)
+        print(f"{network}  {name:42s} {ms:8.3f} ms", f"{runs * loop / ms:6.1f}×" if loop else "", flush=True)
     return out
 
 

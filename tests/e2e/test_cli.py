@@ -154,7 +154,7 @@ def test_what_an_override_leaves_behind_is_said(anybit: Anybit, home: Path) -> N
 def test_recipes_are_listed_shown_and_copied(anybit: Anybit, home: Path) -> None:
     names = anybit("ls").stdout.split()
     assert "quickstart/mqat" in names
-    assert len(names) == 79
+    assert len(names) == 80
     listed = json.loads(anybit("ls", "paper/cifar10-lenet5", "--json").stdout)
     assert len(listed) == 9
     assert all(entry["description"] for entry in listed)
