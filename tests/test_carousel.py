@@ -32,7 +32,7 @@ Arrays = tuple[np.ndarray, np.ndarray]
 FEW: dict[str, Any] = {"rounds": 5, "cohort": 3, "client": anybit.ClientOptions(lr=0.1, batch_size=8), "checkpoint_every": 2,
                        "evaluation": anybit.EvaluationOptions(every=100, also=(2,), bits=(32, 4, 2), sites=("W",),
                                                               steps=("table",))}
-ALL = {"variant": anybit.carousel(sites="WA"), "ranges": anybit.RangeOptions(follow=True),
+ALL = {"variant": anybit.carousel(sites="WA"), "ranges": anybit.RangeOptions(follow=True, learned=True),
        "server": anybit.ServerOptions(lr=0.05, schedule="linear", decay=0.7, average=0.9)}
 """Everything that changes from round to round, and is not in the weights."""
 
@@ -78,6 +78,7 @@ def test_a_checkpoint_has_a_slot_for_the_average_and_for_the_scales(mlp: nn.Modu
         assert not torch.equal(kept[f"average/{name}"], kept[f"w/{name}"])
         if name.endswith("weight"):
             assert torch.allclose(kept[f"rms/{name}_quantizer"], p.detach().square().mean().sqrt())
+    assert [n for n in kept if "log_step" in n] == ["w/log_step/2.input_quantizer"], "weights follow, the image is kept"
     # linear goes down to 0, so the last weights are shipped, with the step sizes of their scale
     w = load_file(tmp_path / "run/model.safetensors")
     assert all(torch.equal(w[n], kept[f"w/{n}"]) for n in parameters)
@@ -185,7 +186,7 @@ def test_a_training_chooses_what_its_config_leaves_open() -> None:
     assert (of.sites.weight_grid, of.sites.activation_grid, of.sites.quantize_image) == ("centred", "full", True)
     assert (of.ranges.project, of.ranges.follow) == (True, True)
     learned = chosen(Config(ranges=anybit.RangeOptions(learned=True)), carousel.choices)
-    assert not learned.ranges.follow, "one of the two"
+    assert not learned.ranges.follow, "one of the two, unless both are asked for"
     assert (of.server.schedule, of.server.average, of.server.deliver) == ("linear", 0.0, "last")
     both = chosen(Config(), anybit.carousel(sites="WA").choices)
     assert (both.sites.activation_grid, both.sites.quantize_image) == ("auto", False)
@@ -231,8 +232,13 @@ def test_following_needs_no_average_and_an_average_no_following() -> None:
                           2 * run.table.steps["head.weight_quantizer"])
 
 
+def test_where_only_weights_are_rounded_they_follow_or_are_learned(mlp: nn.Module, clients: list[Arrays],
+                                                                   held_out: Arrays) -> None:
+    with pytest.raises(ConfigError, match=r"^ranges.learned: .* choose one of ranges.follow and ranges.learned$"):
+        anybit.fit(mlp, clients, held_out, anybit.carousel(), ranges=ALL["ranges"], **FEW)
+
+
 @pytest.mark.parametrize(("settings", "message"), [
-    ({"ranges": {"follow": True, "learned": True}}, "follow: step sizes that are learned do not follow the weights"),
     ({"server": {"deliver": "average", "average": 0.0}}, "deliver = average: no average is kept; set average, e.g. to 0.99"),
     ({"server": {"decay": 0.0}}, "decay = 0.0: must be above 0 and at most 1"),
     ({"server": {"decay": 1.5}}, "decay = 1.5"), ({"server": {"average": -0.1}}, "average = -0.1"),

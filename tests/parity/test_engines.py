@@ -6,13 +6,15 @@ difference would grow from there.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from anybit.config import RangeOptions
 from anybit.federated.cohort import build_cohort
-from anybit.federated.variants import apqn, mqat
+from anybit.federated.variants import apqn, carousel, mqat
 from anybit.quant.grid import Width
 from anybit.quant.sites import SiteOptions
 from anybit.training.course import Training
@@ -86,6 +88,16 @@ def test_parity_with_learned_steps(sites: str, per_channel: bool) -> None:
             assert flat[0, 2] == flat[2, 0] == flat[3, 0] == flat[0, 6] == False  # noqa: E712
             assert flat[1, 0]
             assert flat[3, 6]
+    assert_parity(results)
+
+
+def test_parity_where_weights_follow_and_activations_are_learned() -> None:
+    run = training(carousel(sites="WA"), ranges=RangeOptions(follow=True, learned=True))
+    assert run.state.log_steps.weights == {}
+    grown = run.state._replace(w={name: 2 * p for name, p in run.state.w.items()})
+    results = deltas_by_engine(replace(run, state=grown), [Width(2, 2), Width(4, 8), Width(3, 32), Width(8, 3)])
+    learned = {name for name in results["sequential"][0] if name.startswith("log_step/")}
+    assert learned == {"log_step/conv2.input_quantizer", "log_step/head.input_quantizer"}, "the image stays as it is"
     assert_parity(results)
 
 

@@ -49,7 +49,8 @@ class RangeOptions:
     calibration_images: int = 64
     """Training images on which activation ranges are measured."""
     learned: bool = False
-    """Train the step sizes (LSQ, learned step size quantization), starting from the rules above."""
+    """Train the step sizes (LSQ, learned step size quantization), starting from the rules above; with `follow` those of
+    activations, while those of weights follow."""
     spread: float = SPREAD
     """c of the rule "rms": a weight's range is ±c root mean squares."""
     follow: bool | None = None
@@ -63,8 +64,6 @@ class RangeOptions:
         check_types(self)
         at_least(1, calibration_images=self.calibration_images)
         positive(spread=self.spread)
-        if self.follow and self.learned:
-            raise ConfigError("follow: step sizes that are learned do not follow the weights; choose one of the two")
 
 
 @dataclass(frozen=True)
@@ -254,7 +253,7 @@ def chosen(config: Config, choices: Mapping[str, Any]) -> Config:
         table, _, name = setting.partition(".")
         options = getattr(config, table)
         if getattr(options, name) is None:
-            learned = setting == "ranges.follow" and config.ranges.learned  # one of the two, and this one was asked for
+            learned = setting == "ranges.follow" and config.ranges.learned  # asked for, and for weights one of the two
             try:
                 config = replace(config, **{table: replace(options, **{name: False if learned else value})})
             except ConfigError as error:

@@ -110,7 +110,7 @@ def learned_step_scale(prepared: nn.Module, w: Tensors, features: Mapping[str, T
     """
     out, every = {}, all_parameters(prepared, w)
     for name, site in quantizers(prepared).items():
-        if site.transform is None:
+        if site.transform is None or name in table.start_rms:
             continue
         size = float(every[weight_sites(prepared)[name]].numel() if site.kind == "weights" else features[name])
         steps = table.steps[name]

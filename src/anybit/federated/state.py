@@ -95,10 +95,10 @@ def finite(w: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unlearned(prepared: nn.Module, table: StepTable) -> LogSteps:
-    """Return log(Δ/Δ_start) = 0 for every site that training transforms."""
+    """Return log(Δ/Δ_start) = 0 for every site that training transforms, except weights that their step sizes follow."""
     def zeros(kind: Any) -> dict[str, Tensor]:
         return {name: torch.zeros_like(table.steps[name]) for name, site in sorted(quantizers(prepared, kind).items())
-                if site.transform is not None}
+                if site.transform is not None and name not in table.start_rms}
     return LogSteps(zeros("weights"), zeros("activations"))
 
 

@@ -39,9 +39,12 @@ def check_clients(task: Task, config: Config) -> None:
 
 
 def check_ranges(config: Config, variant: Variant) -> None:
-    """Raise where step sizes are to be learned and nothing is rounded while training."""
+    """Raise where step sizes are to be learned and none can be."""
     if config.ranges.learned and variant.transform is None:
         raise ConfigError(f"ranges.learned: variant '{variant.name}' quantizes nothing while training")
+    if config.ranges.learned and config.ranges.follow and "A" not in variant.sites:
+        raise ConfigError("ranges.learned: the step sizes of weights follow them, and activations are not rounded; "
+                          "choose one of ranges.follow and ranges.learned")
 
 
 def check_model(task: Task, config: Config) -> None:
