@@ -26,7 +26,7 @@ from tests.fleet.conftest import SMALL, LocalGrid, fleet, here_and_there, listen
     ["variant.name=carousel", "variant.cap=true", "ranges.follow=true", "server.schedule=linear", "server.average=0.9"],
     ["variant.name=carousel", "variant.widths=cohort", "server.schedule=constant", "server.average=0", "cohort=3"],
     ["variant.name=carousel", "variant.sites=WA", "variant.cap=true", "server.schedule=cosine", "server.average=0",
-     "fleet.calibration=server"]],
+     "fleet.calibration=server", "ranges.follow=true", "ranges.learned=true"]],
     ids=lambda overrides: " ".join(overrides) or "mqat")
 def test_the_server_model_is_that_of_the_sequential_engine(overrides: list[str]) -> None:
     here, there = here_and_there(*overrides)
