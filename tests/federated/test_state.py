@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from anybit.federated.state import Given, followed, projected, trained_table
+from anybit.federated.state import Given, between, followed, projected, trained_table
 from anybit.quant.calibrate import following
 from anybit.quant.grid import BITS
 from anybit.quant.ranges import StepTable, weight_steps
@@ -44,6 +44,19 @@ def test_the_average_has_the_steps_of_its_own_scale() -> None:
     assert trained_table(table, average, {}).start_rms == {}, "or they would follow twice"
     learned = trained_table(StepTable({SITE: ONES}), average, {SITE: torch.full((7,), 3.0).log()})
     assert torch.allclose(learned.steps[SITE], 3 * ONES)
+
+
+def test_widths_at_which_nothing_was_trained_lie_between_their_neighbours() -> None:
+    """Trained at 2, 4 and 8 bits: 3 halfway, 5, 6 and 7 in quarters; below and above the nearest; per channel alike."""
+    logs = torch.tensor([1.0, 0.0, 2.0, 0.0, 0.0, 0.0, 4.0])
+    assert between(logs).tolist() == [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
+    assert between(torch.tensor([0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0])).tolist() == [2.0] * 7
+    assert between(torch.zeros(7)).tolist() == [0.0] * 7
+    channels = torch.stack([logs, 0 * logs], 1).reshape(7, 2, 1)
+    assert torch.equal(between(channels)[:, 0, 0], between(logs))
+    assert between(channels)[:, 1].unique().tolist() == [0.0], "a channel that did not move, of a tensor that did"
+    learned = trained_table(StepTable({SITE: ONES}), {}, {SITE: logs}).steps[SITE]
+    assert torch.allclose(learned.log(), between(logs))
 
 
 def test_a_weight_without_a_scale_follows_from_its_first() -> None:

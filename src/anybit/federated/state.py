@@ -109,7 +109,22 @@ def trained_table(table: StepTable, w: Tensors, log_steps: Tensors) -> StepTable
     """
     steps = {site: step.clamp_min(torch.finfo(step.dtype).tiny) if site in table.start_rms else step
              for site, step in followed(table.steps, table.start_rms, w).items()}
-    return StepTable({**steps, **{site: steps[site] * value.exp() for site, value in log_steps.items()}})
+    return StepTable({**steps, **{site: steps[site] * between(value).exp() for site, value in log_steps.items()}})
+
+
+def between(log_steps: Tensor) -> Tensor:
+    """Return log(Δ/Δ_start) with the widths at which nothing was trained, still 0, in line with their nearest that were.
+
+    At the step sizes of the start they would fit weights and ranges that are gone.
+    """
+    trained = (log_steps != 0).flatten(1).any(1) if log_steps.dim() > 1 else log_steps != 0
+    known, out = trained.nonzero().flatten().tolist(), log_steps.clone()
+    for i in range(len(log_steps)) if known else ():
+        below = max((k for k in known if k <= i), default=known[0])
+        above = min((k for k in known if k >= i), default=known[-1])
+        share = (i - below) / (above - below) if above > below else 0.0
+        out[i] = torch.lerp(log_steps[below], log_steps[above], share)
+    return out
 
 
 def followed(steps: Tensors, start_rms: Tensors, w: Tensors) -> dict[str, Tensor]:
