@@ -14,6 +14,7 @@ import torch
 
 import anybit
 from anybit.cli.main import run as command
+from anybit.quant.grid import BITS, FLOAT
 from tests.net import fingerprints, public_names
 
 ROOT = Path(__file__).parents[2]
@@ -61,8 +62,10 @@ def test_a_run_that_an_earlier_version_left_is_resumed_to_the_same_end(old_runs:
     now, then = (dict(run.model().named_parameters()) for run in ends)
     for name, expected in then.items():  # a round moves a weight by 0.006; one number rounded the other way, by 0.0002
         assert float((now[name] - expected).detach().abs().mean()) < 5e-4, name
+    # In three rounds nobody trained at 3 and 6 bits, whose step sizes now lie between those of 2, 4 and 8.
+    trained = [BITS.index(bits) for bits in ends[1].config.evaluation.bits if bits != FLOAT]
     for site, steps in ends[1].steps().steps.items():
-        torch.testing.assert_close(ends[0].steps().steps[site], steps, rtol=1e-2, atol=0)
+        torch.testing.assert_close(ends[0].steps().steps[site][trained], steps[trained], rtol=1e-2, atol=0)
     assert [entry["round"] for entry in ends[0].metrics] == [1, 2, 3]
 
 
