@@ -94,6 +94,8 @@ def test_parity_with_learned_steps(sites: str, per_channel: bool) -> None:
 def test_parity_where_weights_follow_and_activations_are_learned() -> None:
     run = training(carousel(sites="WA"), ranges=RangeOptions(follow=True, learned=True))
     assert run.state.log_steps.weights == {}
+    scaled = run.computation._step_scale(run.computation._prepared(), run.table)
+    assert set(scaled) == set(run.state.log_steps.activations), "a weight that is not learned is rounded with all others"
     grown = run.state._replace(w={name: 2 * p for name, p in run.state.w.items()})
     results = deltas_by_engine(replace(run, state=grown), [Width(2, 2), Width(4, 8), Width(3, 32), Width(8, 3)])
     learned = {name for name in results["sequential"][0] if name.startswith("log_step/")}

@@ -95,7 +95,7 @@ def finite(w: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unlearned(prepared: nn.Module, table: StepTable) -> LogSteps:
-    """Return log(Δ/Δ_start) = 0 for every site that training transforms, except weights that their step sizes follow."""
+    """Return log(Δ/Δ_start) = 0 for every site that training transforms, except weights whose step sizes follow."""
     def zeros(kind: Any) -> dict[str, Tensor]:
         return {name: torch.zeros_like(table.steps[name]) for name, site in sorted(quantizers(prepared, kind).items())
                 if site.transform is not None and name not in table.start_rms}
