@@ -66,13 +66,13 @@ PARTS: dict[str, tuple[str, ...]] = {
 }
 """{name: what differs from the recipe}: carousel without each of its parts, and with parts that it does not have."""
 
+_LISTS = {"2, 3, 4": [2, 3, 4], "2, 3, 4, 32": [2, 3, 4, 32], "2 to 32": [2, 3, 4, 6, 8, 32], "4 to 32": [4, 6, 8, 32]}
+_RANGES = {"WA": (), "WA, learned": ("ranges.follow=true", "ranges.learned=true")}
 ACTIVATIONS: dict[str, tuple[str, ...]] = {
-    "WA, activations 2, 3, 4": ("variant.sites=WA", "variant.activation_bits=[2, 3, 4]", "client.clip=10.0"),
-    "WA, activations 2, 3, 4, 32": ("variant.sites=WA", "variant.activation_bits=[2, 3, 4, 32]", "client.clip=10.0"),
-    "WA, activations 2 to 32": ("variant.sites=WA", "variant.activation_bits=[2, 3, 4, 6, 8, 32]", "client.clip=10.0"),
-    "WA, activations 4 to 32": ("variant.sites=WA", "variant.activation_bits=[4, 6, 8, 32]", "client.clip=10.0"),
-}
-"""{name: settings of carousel}: lists of bits for activations; carousel/cifar10-resnet20-wa has the first."""
+    f"{kind}, activations {called}": ("variant.sites=WA", f"variant.activation_bits={bits}", "client.clip=10.0", *ranges)
+    for kind, ranges in _RANGES.items() for called, bits in _LISTS.items()}
+"""{name: settings of carousel}: lists of bits for activations, whose ranges are the recipe's, or learned while those of
+weights follow."""
 
 RIVALS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fedavg": ("baseline", ()),

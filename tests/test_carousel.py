@@ -187,14 +187,28 @@ def test_a_training_chooses_what_its_config_leaves_open() -> None:
     assert (of.ranges.project, of.ranges.follow) == (True, True)
     learned = chosen(Config(ranges=anybit.RangeOptions(learned=True)), carousel.choices)
     assert not learned.ranges.follow, "one of the two, unless both are asked for"
+    assert not of.ranges.learned
     assert (of.server.schedule, of.server.average, of.server.deliver) == ("linear", 0.0, "last")
     both = chosen(Config(), anybit.carousel(sites="WA").choices)
     assert (both.sites.activation_grid, both.sites.quantize_image) == ("auto", False)
+    assert (both.ranges.follow, both.ranges.learned) == (True, True), "weights follow, activations are learned"
     paper = chosen(Config(), mqat.choices)
     assert paper.sites == SiteOptions("full", "full", quantize_image=True)
     assert (paper.ranges.project, paper.ranges.follow, paper.server.schedule) == (False, False, "constant")
+    assert not paper.ranges.learned
     for config in (of, both, paper):
         assert chosen(config, {**carousel.choices, "server.schedule": "cosine"}) == config, "nothing is open any more"
+
+
+@pytest.mark.parametrize(("asked", "got"), [
+    ({"follow": False}, (False, False)),  # the ranges of the start, for both
+    ({"learned": False}, (True, False)), ({"learned": True}, (True, True)), ({"follow": True}, (True, True)),
+    ({"follow": False, "learned": True}, (False, True)),
+])
+def test_where_carousel_rounds_activations_they_are_learned_unless_all_ranges_stay(
+        asked: dict[str, bool], got: tuple[bool, bool]) -> None:
+    ranges = chosen(Config(ranges=anybit.RangeOptions(**asked)), anybit.carousel(sites="WA").choices).ranges  # type: ignore[arg-type]
+    assert (ranges.follow, ranges.learned) == got
 
 
 def test_what_a_config_says_is_kept() -> None:

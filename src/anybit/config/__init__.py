@@ -48,14 +48,15 @@ class RangeOptions:
     """Step rule at evaluation; none: the variant's choice."""
     calibration_images: int = 64
     """Training images on which activation ranges are measured."""
-    learned: bool = False
+    learned: bool | None = None
     """Train the step sizes (LSQ, learned step size quantization), starting from the rules above; with `follow` those of
-    activations, while those of weights follow."""
+    activations, while those of weights follow; none: the variant's choice, false except for carousel where it rounds
+    activations and its ranges follow."""
     spread: float = SPREAD
     """c of the rule "rms": a weight's range is ±c root mean squares."""
     follow: bool | None = None
     """Let the step sizes of weights follow their root mean square, Δ_t = Δ_start·rms(w_t)/rms(w_0), in every round; none:
-    the variant's choice, false except for carousel without learned step sizes."""
+    the variant's choice, false except for carousel, and there where it rounds weights alone and they are learned."""
     project: bool | None = None
     """Clip the server's weights to their widest range after every round; none: the variant's choice, false except for
     carousel."""
@@ -240,12 +241,14 @@ class Config:
 
 
 OPEN = {"sites.weight_grid": "full", "sites.activation_grid": "full", "sites.quantize_image": True,
-        "ranges.follow": False, "ranges.project": False, "server.schedule": "constant", "server.average": 0.0}
+        "ranges.follow": False, "ranges.learned": False, "ranges.project": False,
+        "server.schedule": "constant", "server.average": 0.0}
 """Settings that a config may leave open (none), and what they are where the variant has no choice either."""
 
 
 def chosen(config: Config, choices: Mapping[str, Any]) -> Config:
     """Return the config with the settings that it leaves open as the variant chooses them."""
+    both = choices.get("ranges.follow") and choices.get("ranges.learned")
     for setting, value in {**OPEN, **choices}.items():
         if setting not in OPEN:
             raise ConfigError(f"the variant chooses '{setting}', which a config cannot leave open: "
@@ -253,9 +256,12 @@ def chosen(config: Config, choices: Mapping[str, Any]) -> Config:
         table, _, name = setting.partition(".")
         options = getattr(config, table)
         if getattr(options, name) is None:
-            learned = setting == "ranges.follow" and config.ranges.learned  # asked for, and for weights one of the two
+            if setting == "ranges.follow" and config.ranges.learned and not both:
+                value = False  # learned is asked for, and the step sizes of weights do one of the two
+            if setting == "ranges.learned" and both:
+                value = config.ranges.follow  # where weights stay in the ranges of the start, so do activations
             try:
-                config = replace(config, **{table: replace(options, **{name: False if learned else value})})
+                config = replace(config, **{table: replace(options, **{name: value})})
             except ConfigError as error:
                 raise ConfigError(f"{table}.{error}") from None
     server = replace(config.server, lr=config.server.rate(config.rounds))

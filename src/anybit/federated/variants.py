@@ -196,7 +196,8 @@ def carousel(bits: Sequence[int] = (2, 3, 4, 6, 8, 32), sites: SiteKinds = "W", 
         "steps": sampled_width(sites, sorted({*listed}), keep=True) if cap else fixed_width(Width(FLOAT, FLOAT)),
         "clients": sampled_width(sites, listed), "cohort": dealt_width(sites, listed)}
     choices = {"sites.weight_grid": "centred", "ranges.project": True, "ranges.follow": True, "server.schedule": "linear",
-               **({"sites.activation_grid": "auto", "sites.quantize_image": False} if "A" in sites else {})}
+               **({"sites.activation_grid": "auto", "sites.quantize_image": False, "ranges.learned": True}
+                  if "A" in sites else {})}
     return Variant("carousel", sites, rounding, tuple(sorted({*weights, *activations})), policies[widths],
                    cycled_widths(weights, activations) if widths == "steps" else same_width, start=start,
                    evaluate="table", choices=choices,

@@ -53,7 +53,7 @@ def program_key(config: Config) -> str:
         return json.dumps(plain(config), sort_keys=True)
     shared["server"] = {name: value for name, value in shared["server"].items() if name not in _PACE}
     project = bool(config.ranges.project) and config.variant.name != "baseline"
-    ranges = [config.ranges.learned, bool(config.ranges.follow), project, bool(config.server.average)]
+    ranges = [bool(config.ranges.learned), bool(config.ranges.follow), project, bool(config.server.average)]
     return json.dumps([shared, _network(config.model), _operations(config.variant), ranges], sort_keys=True)
 
 

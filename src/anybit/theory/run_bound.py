@@ -163,7 +163,7 @@ def departures(task: Task, config: Config, s: Setting, local_steps: list[int], c
             variant.transform is not None and "A" in variant.sites,
         "clients do not run plain SGD at one learning rate, as the theorem's do: the figures are those of plain SGD":
             not config.client.plain,
-        "steps are learned, the theorem takes them as fixed: those at the end are used": config.ranges.learned,
+        "steps are learned, the theorem takes them as fixed: those at the end are used": bool(config.ranges.learned),
         "the server's learning rate goes down, the theorem takes it as fixed: that of the start is used":
             config.server.schedule not in (None, "constant"),
         "step sizes follow the weights, the theorem takes them as fixed: those at the end are used":
