@@ -3,6 +3,7 @@
     python benchmarks/activation_readings.py results/readings/activations.json runs/baseline-seed1 …
 
 Grid, range rule, number of calibration images, and whether the image itself is rounded; weights stay in full precision.
+With --shortcuts, what a ResNet's shortcut carries is rounded like the input of the convolution beside it.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from anybit import Run, evaluate
 from anybit.config import RangeOptions
 from anybit.environment import environment
+from anybit.models.resnet import Block
 from anybit.quant.sites import SiteOptions
 from anybit.randomness import generator
 from anybit.training.build import Components
@@ -34,6 +37,16 @@ def readings() -> Iterator[dict[str, Any]]:
         yield {"grid": "full", "rule": rule, "images": 64, "quantize_image": False}
         yield {"grid": "unsigned", "rule": rule, "images": 64, "quantize_image": False}
     yield {"grid": "full", "rule": "running", "images": 1000, "quantize_image": True}
+
+
+def round_shortcuts() -> None:
+    """Let the blocks of ResNets round their input once, for the convolution and for the shortcut."""
+    plain = Block.forward
+
+    def forward(self: Block, x: Tensor) -> Tensor:
+        site = getattr(self.conv1, "input_quantizer", None)
+        return plain(self, x if site is None else site(x))  # rounded again by the convolution, which changes nothing
+    Block.forward = forward  # type: ignore[method-assign]
 
 
 def scores(path: Path, reading: dict[str, Any], widths: tuple[str, ...]) -> dict[str, float]:
@@ -52,10 +65,17 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--widths", nargs="+", default=WIDTHS)
+    parser.add_argument("--rules", nargs="+", help="only readings with these rules")
+    parser.add_argument("--grids", nargs="+", help="only readings on these grids")
+    parser.add_argument("--shortcuts", action="store_true", help="round what shortcuts carry, too")
     parser.add_argument("--image-kept", action="store_true", help="only the readings that leave the image as it is")
     given = parser.parse_args()
     result: dict[str, Any] = {"environment": environment(), "readings": []}
-    wanted = [reading for reading in readings() if not (given.image_kept and reading["quantize_image"])]
+    if given.shortcuts:
+        round_shortcuts()
+    wanted = [reading for reading in readings() if not (given.image_kept and reading["quantize_image"])
+              and (given.rules is None or reading["rule"] in given.rules)
+              and (given.grids is None or reading["grid"] in given.grids)]
     for reading, path in itertools.product(wanted, given.runs):
         accuracy = scores(path, reading, tuple(given.widths))
         result["readings"].append({"run": path.name, **reading, "accuracy": accuracy})

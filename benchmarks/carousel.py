@@ -74,6 +74,8 @@ ACTIVATIONS: dict[str, tuple[str, ...]] = {
 """{name: settings of carousel}: lists of bits for activations, whose ranges are the recipe's, or learned while those of
 weights follow."""
 
+_BOTH = ("variant.sites=WA", "sites.weight_grid=narrow", "sites.activation_grid=auto", "sites.quantize_image=false",
+         "client.clip=10.0")
 RIVALS: dict[str, tuple[str, tuple[str, ...]]] = {
     "fedavg": ("baseline", ()),
     "mqat, full": ("mqat-full", ()), "mqat, narrow": ("mqat-full", ("sites.weight_grid=narrow",)),
@@ -86,8 +88,7 @@ RIVALS: dict[str, tuple[str, tuple[str, ...]]] = {
     "qat(2), centred": ("qat2", ("sites.weight_grid=centred", "variant.start=mse")),
     "qat(4), narrow": ("qat4", ("sites.weight_grid=narrow", "variant.start=mse")),
     "qat(4), centred": ("qat4", ("sites.weight_grid=centred", "variant.start=mse")),
-    "mqat, WA": ("mqat-full", ("variant.sites=WA", "sites.weight_grid=narrow", "sites.activation_grid=auto",
-                               "sites.quantize_image=false", "client.clip=10.0")),
+    "mqat, WA": ("mqat-full", _BOTH), "mqat, WA, learned": ("mqat-full", (*_BOTH, *_RANGES["WA, learned"])),
 }
 """{name: (recipe of the paper, what differs from it)}; all of them get carousel's schedule."""
 
