@@ -1,6 +1,6 @@
 """How the paper may have quantized activations: trained runs, evaluated under every reading of its text.
 
-    python benchmarks/activation_readings.py results/readings/activations.json runs/baseline-seed1 …
+    python benchmarks/activation_readings.py results/readings/activations.json runs/baseline-seed1 … --only rule=mse
 
 Grid, range rule, number of calibration images, and whether the image itself is rounded; weights stay in full precision.
 With --shortcuts, what a ResNet's shortcut carries is rounded like the input of the convolution beside it.
@@ -65,20 +65,17 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--widths", nargs="+", default=WIDTHS)
-    parser.add_argument("--rules", nargs="+", help="only readings with these rules")
-    parser.add_argument("--grids", nargs="+", help="only readings on these grids")
+    parser.add_argument("--only", nargs="+", default=[], help="key=value of the readings that are wanted")
     parser.add_argument("--shortcuts", action="store_true", help="round what shortcuts carry, too")
-    parser.add_argument("--image-kept", action="store_true", help="only the readings that leave the image as it is")
     given = parser.parse_args()
     result: dict[str, Any] = {"environment": environment(), "readings": []}
     if given.shortcuts:
         round_shortcuts()
-    wanted = [reading for reading in readings() if not (given.image_kept and reading["quantize_image"])
-              and (given.rules is None or reading["rule"] in given.rules)
-              and (given.grids is None or reading["grid"] in given.grids)]
+    wanted = [reading for reading in readings()
+              if all(str(reading[key]) == value for key, value in (only.split("=") for only in given.only))]
     for reading, path in itertools.product(wanted, given.runs):
         accuracy = scores(path, reading, tuple(given.widths))
-        result["readings"].append({"run": path.name, **reading, "accuracy": accuracy})
+        result["readings"].append({"run": path.name, **reading, "shortcuts": given.shortcuts, "accuracy": accuracy})
         print(path.name, reading, accuracy, flush=True)
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(result, indent=1) + "\n")
