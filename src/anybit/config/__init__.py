@@ -56,7 +56,7 @@ class RangeOptions:
     """c of the rule "rms": a weight's range is ±c root mean squares."""
     follow: bool | None = None
     """Let the step sizes of weights follow their root mean square, Δ_t = Δ_start·rms(w_t)/rms(w_0), in every round; none:
-    the variant's choice, false except for carousel, and there where it rounds weights alone and they are learned."""
+    the variant's choice, true for carousel unless it rounds weights alone and they are learned, false for all others."""
     project: bool | None = None
     """Clip the server's weights to their widest range after every round; none: the variant's choice, false except for
     carousel."""

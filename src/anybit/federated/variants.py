@@ -182,9 +182,9 @@ def carousel(bits: Sequence[int] = (2, 3, 4, 6, 8, 32), sites: SiteKinds = "W", 
     """Make our own method: every local step at another width, on a grid without bias, in ranges that follow the weights.
 
     bits: list of which every client goes through shuffled copies; what stands in it twice is trained twice as often ·
-    activation_bits: the same for activations, where `sites` has them; none: `bits` · widths: "clients" and "cohort" are its
-    rivals, one width per client from the same list · cap: every client keeps a largest width, and goes through those up
-    to it.
+    activation_bits: the same for activations, where `sites` has them, with step sizes that are learned; none: `bits` ·
+    widths: "clients" and "cohort" are its rivals, one width per client from the same list · cap: every client keeps a
+    largest width, and goes through those up to it.
     """
     weights = _quantized_bits(bits) if "W" in sites else (FLOAT,)
     activations = (FLOAT,) if "A" not in sites else _quantized_bits(
