@@ -50,8 +50,8 @@ def agreement(tables: Iterable[ComparedTable]) -> str:
     recipes = count(tables)
     return (f"{recipes} figures lie within {TOLERANCE:g} points of the paper's under the recipes' reading of it, doubted "
             f"ones aside and those in several tables counted once; of what quantization takes from full precision, "
-            f"{recipes.drops_within} of {recipes.drops}. Under the reading that fits each column best, it is "
-            f"{count(tables, ComparedTable.best)}.")
+            f"{recipes.drops_within} of {recipes.drops}. Under the reading that fits each column best, "
+            f"of which the step rule of the evaluation is a part, it is {count(tables, ComparedTable.best)}.")
 
 
 @dataclass(frozen=True)

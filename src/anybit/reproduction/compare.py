@@ -17,6 +17,10 @@ TOLERANCE = 2.0
 """Points of accuracy within which two figures agree: the paper's come from one seed and 5,000 images."""
 
 
+NEARER = 0.1
+"""Points of the mean distance by which another step rule of the evaluation must be nearer to be a reading of its own."""
+
+
 PAPER_IMAGES = 5000
 """Images behind a figure of the paper: its accuracies are multiples of 0.02 %."""
 
@@ -119,7 +123,8 @@ class ComparedTable:
     sites: SiteKinds
     columns: Mapping[str, ComparedColumn]
     readings: Mapping[str, tuple[ComparedColumn, ...]]
-    """By column: the same under readings of the paper other than the recipe's."""
+    """By column: the same under readings of the paper other than the recipe's, which may differ in the training or, where
+    that is nearer, in the step rule of the evaluation alone (ranges.evaluate)."""
 
     def best(self, name: str) -> ComparedColumn:
         """Return a column under the reading nearest to the paper's figures among those trained for all its rounds."""
@@ -203,14 +208,15 @@ def _table(key: str, table: PaperTable, known: Facts, by_recipe: Mapping[str, Se
     columns, readings = {}, {}
     for name, column in table.columns.items():
         settings = Settings.of(column.recipe, sites)
-        compared = []
+        compared = list[ComparedColumn]()
         for results in settings.readings(by_recipe.get(column.recipe, ())):
-            cells = {bits: _cell(Cell(key, name, bits), str(Width.of(table.sites, bits)), results, known)
-                     for bits in bits_shown}
-            seeds = tuple(sorted(r.seed for r in results))
+            by_rule = {steps: {bits: _cell(Cell(key, name, bits), str(Width.of(table.sites, bits)), results, known, steps)
+                               for bits in bits_shown} for steps in (None, *_other_rules(results))}
             differing = (settings.deviations(results), settings.overrides(results[0]), settings.reading(results[0])) \
                 if results else ((), (), ())
-            compared.append(ComparedColumn(column.title, column.recipe, cells, seeds, *differing))
+            own = ComparedColumn(column.title, column.recipe, by_rule.pop(None), tuple(sorted(r.seed for r in results)),
+                                 *differing)
+            compared += [own, *_nearer(own, by_rule)]
         columns[name], readings[name] = compared[0], tuple(compared[1:])
         after = all(result.own == "mse" for result in by_recipe.get(column.recipe, ()))
         scatter = _scatter(columns[name]) or (_scatter(columns["baseline"]) if after and "baseline" in columns else {})
@@ -218,18 +224,31 @@ def _table(key: str, table: PaperTable, known: Facts, by_recipe: Mapping[str, Se
     return ComparedTable(key, table.title, table.number, table.sites, columns, readings)
 
 
+def _nearer(own: ComparedColumn, by_rule: Mapping[str | None, Mapping[int, Compared]]) -> list[ComparedColumn]:
+    """Return the column by those other step rules of the evaluation that bring it nearer to the paper's."""
+    others = [replace(own, cells=cells, overrides=(*own.overrides, f"ranges.evaluate={steps}"),
+                      reading=(*own.reading, f"ranges.evaluate={steps}")) for steps, cells in by_rule.items()]
+    return [other for other in others if own.off is not None and other.off is not None and other.off < own.off - NEARER]
+
+
+def _other_rules(results: Sequence[Result]) -> list[str]:
+    """List the step rules by which all of these runs were evaluated in the end, beside their own."""
+    graded = [set(result.evaluation["grid"]) - {result.own} for result in results]
+    return sorted(set.intersection(*graded)) if graded else []
+
+
 def _scatter(column: ComparedColumn) -> dict[int, float]:
     return {bits: cell.ours.std for bits, cell in column.cells.items() if cell.ours and cell.ours.std is not None}
 
 
-def _cell(cell: Cell, width: str, results: Sequence[Result], known: Facts) -> Compared:
+def _cell(cell: Cell, width: str, results: Sequence[Result], known: Facts, steps: str | None) -> Compared:
     def measured(rule: str | None) -> Measured | None:
         values = [value for r in results if (value := r.metric(width, rule)) is not None]
         std = statistics.stdev(values) if len(values) > 1 else None
         return Measured(statistics.fmean(values), std) if values else None
 
-    reestimated = measured("mse") if any(r.own != "mse" for r in results) else None
-    return Compared(known.value(cell), measured(None), reestimated, known.suspect.get(cell))
+    reestimated = measured("mse") if steps is None and any(r.own != "mse" for r in results) else None
+    return Compared(known.value(cell), measured(steps), reestimated, known.suspect.get(cell))
 
 
 def _judge(claim: Claim, ours: Mapping[Cell, float], known: Facts) -> Verdict:

@@ -25,9 +25,11 @@ _DETAILS = ("Accuracy in percent, mean ± standard deviation over seeds, on the 
             f"more than {TOLERANCE:g} points. A figure of the paper marked ? is doubted below its table. The command above "
             "a table trains its columns.")
 _READINGS = ("What the paper leaves open, tried otherwise than in the recipe: each line names the settings to add to the "
-             "command. *Off by*: the mean distance from the paper's figures, doubted ones aside.")
+             "command. *Off by*: the mean distance from the paper's figures, doubted ones aside. A step rule of the "
+             "evaluation alone (`ranges.evaluate`; `mse`: found again after training) is listed where it is nearer than the "
+             "variant's own.")
 _DEPARTURES = (f"Every column with a figure that is off by more than {TOLERANCE:g} points: by how much on average, which "
-               "other readings were trained (and how far off they are, **bold** if nearer), and what may be behind it. "
+               "other readings were tried (and how far off they are, **bold** if nearest), and what may be behind it. "
                f"*Chance*: ours and the paper's, which is one seed on {PAPER_IMAGES:,} images, differ by less than two "
                "standard deviations of such a difference (those of the baseline for one seed of a variant that does not "
                "round in training).")
