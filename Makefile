@@ -11,7 +11,7 @@ SITE := .venv/.site
 PIP := $(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt
 SOURCES := $(shell find src -name '*.py' -o -name '*.toml')
 
-.PHONY: demo test test-browser test-devices test-executorch test-fleet test-kernels test-kills test-models test-pages test-runtimes net net-renew models-page lint \
+.PHONY: demo test test-artifacts test-browser test-devices test-executorch test-fleet test-kernels test-kills test-models test-pages test-runtimes net net-renew models-page lint \
         package site lock audit clean
 
 RUNS := runs/demo/runs
@@ -29,7 +29,11 @@ runs/demo/trained: $(DEMO) $(SOURCES)
 	@touch $@
 
 test: $(READY)
-	$(BIN)/pytest -n 2 -m "not browser and not devices and not executorch and not fleet and not kernels and not kills and not models and not pages"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not artifacts and not browser and not devices and not executorch and not fleet and not kernels and not kills and not models and not pages"
+
+# What the host's compiler, ONNX Runtime and the readers of archives compute, against the evaluation.
+test-artifacts: $(READY)
+	$(BIN)/pytest -n 2 -m "artifacts and not browser and not executorch"
 
 # Needs Chromium, clang with lld, and node (Debian: apt-get install chromium clang lld nodejs).
 test-browser: $(READY)

@@ -21,6 +21,8 @@ from anybit.quant.grid import Width
 from tests.export.archives import made, resnet
 from tests.export.test_c import Sums, lenet, subject_of
 
+pytestmark = pytest.mark.artifacts
+
 
 @pytest.fixture(scope="module")
 def network() -> Subject:

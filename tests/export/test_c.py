@@ -30,6 +30,8 @@ from anybit.quant.sites import SiteOptions
 from tests.export.command import run
 from tests.export.test_onnx import untrained
 
+pytestmark = pytest.mark.artifacts
+
 
 def lenet() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 12, 3), nn.ReLU(),

@@ -33,6 +33,8 @@ from tests.export.command import TRUSTED
 from tests.export.conftest import train
 from tests.export.test_onnx import INTEGER, assert_as_reference, untrained
 
+pytestmark = pytest.mark.artifacts
+
 LAYER = {"0.weight": ("0",)}
 PAIR = QuantizedWeight(np.array([[0, 1, 2, 3]], np.uint8), torch.tensor(0.5), -1.5, 2)
 """−¾, −¼, ¼, ¾."""

@@ -16,6 +16,8 @@ from anybit.quant.grid import Width
 from anybit.quant.sites import SiteOptions
 from tests.export.test_onnx import untrained
 
+pytestmark = pytest.mark.artifacts
+
 
 class Layers(nn.Module):
     """A linear layer on sequences (40 columns: one block and a part), one on vectors, and a convolution."""

@@ -17,6 +17,8 @@ from anybit.export import exporting
 from anybit.export.agreement import relative_error, within
 from anybit.federated.metrics import LOSSES
 
+pytestmark = pytest.mark.artifacts
+
 RUNTIMES = [("W8", "onnx"), ("W4A8", "onnx"), ("WA2", "onnx"), ("W2", "archive")]
 
 

@@ -28,6 +28,8 @@ from anybit.training.run import Run
 from tests.export.command import TRUSTED
 from tests.export.user_net import TINY, Upside
 
+pytestmark = pytest.mark.artifacts
+
 INTEGER = {"QLinearConv": 2, "MatMulInteger": 2}
 
 

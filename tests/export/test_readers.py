@@ -18,6 +18,8 @@ from anybit.export.subject import Subject
 from anybit.quant.grid import GridName, Width
 from tests.export.archives import ALONE, EXAMPLES, NETWORKS, READERS, Archives, found, made, resealed
 
+pytestmark = pytest.mark.artifacts
+
 
 def close(result: Tensor, subject: Subject, width: str) -> bool:
     expected = outputs(reference(subject, Width.parse(width)), subject)[:EXAMPLES]

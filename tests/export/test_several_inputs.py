@@ -14,6 +14,8 @@ import anybit
 from anybit.api import Fitted
 from anybit.export import bench
 
+pytestmark = pytest.mark.artifacts
+
 
 class Model(nn.Module):
     def __init__(self) -> None:

@@ -114,13 +114,9 @@ def test_a_tensor_named_with_a_lone_surrogate_is_named_harmlessly(tmp_path: Path
     ({"width": "\ud800"}, r"\ud800"), ({"width": "W9"}, "bits = 9"), ({"client": -1}, "neither can be"),
     ({"client": 2**62}, "neither can be"), ({"role": "boss\n\x1b"}, r"role 'boss\n\x1b'"), ({"secret": 1}, "is unknown"),
     ({"width": "4" * 10**6}, "bytes, more than")])
-def test_a_wrong_hello_is_refused_and_the_run_goes_on(claim: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_a_wrong_hello_is_refused_and_the_run_goes_on(claim: dict[str, Any], reason: str) -> None:
     grid = LocalGrid(nodes(4))
     grid.hellos[3] = on("query.hello", values(**claim))
-    serve(grid, small("rounds=1", "cohort=3"), tmp_path / "run", ["anybit_test_models"])
-    folder = RunFolder.open(tmp_path / "run")
-    assert folder.finished
-    # The first hellos are exchanged before there is a folder, so the node is greeted again by another run.
     log, said = list[dict[str, Any]](), list[str]()
     run = fleet(small("rounds=1", "cohort=3"), grid, said)
     listening(run.devices, log)
@@ -129,6 +125,16 @@ def test_a_wrong_hello_is_refused_and_the_run_goes_on(claim: dict[str, Any], rea
     assert refused["node"] == 103
     assert reason in refused["reason"]
     assert all(text.isprintable() and len(text) < 1000 for text in "\n".join(said).splitlines())
+
+
+def test_a_wrong_hello_does_not_keep_a_run_from_its_end(tmp_path: Path) -> None:
+    """The first hellos are exchanged before there is a folder."""
+    grid = LocalGrid(nodes(4))
+    grid.hellos[3] = on("query.hello", values(width="\x1b[31mW4"))
+    serve(grid, small("rounds=1", "cohort=3"), tmp_path / "run", ["anybit_test_models"])
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.finished
+    assert b"\x1b" not in folder.file("fleet.jsonl").read_bytes()
 
 
 def test_whatever_breaks_in_a_check_is_a_refusal() -> None:

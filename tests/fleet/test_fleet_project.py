@@ -6,8 +6,8 @@ import json
 import ssl
 import stat
 import subprocess
-import sys
 import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,14 +18,22 @@ from anybit.fleet.project import Project, write_project
 from anybit.fleet.server_app import serve
 from anybit.fleet.status import fleet_status
 from anybit.training.run_folder import RunFolder
+from tests.e2e.conftest import environment
+from tests.e2e.warm import Warm
 from tests.fleet.conftest import LocalGrid, nodes, small
 
-
-def anybit(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "anybit", *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+Anybit = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_init_writes_a_project_that_is_ready(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def anybit() -> Iterator[Anybit]:
+    """Run the command in the folder `cwd` and wait for it."""
+    warm = Warm(environment())
+    yield lambda *arguments, cwd: warm.run(arguments, cwd, environment())
+    warm.close()
+
+
+def test_init_writes_a_project_that_is_ready(tmp_path: Path, anybit: Anybit) -> None:
     done = anybit("fleet", "init", "trial", "quickstart/mqat", "rounds=7", "--devices", "2,W4A8,any", "--host",
                   "fleet.example", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -87,7 +95,7 @@ def _handshake(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> boo
     return here.version() is not None
 
 
-def test_mistakes_are_one_line(tmp_path: Path) -> None:
+def test_mistakes_are_one_line(tmp_path: Path, anybit: Anybit) -> None:
     for arguments, message in ((["quickstart/mqta"], "did you mean"), (["quickstart/mqat", "--devices", "9"], "bits = 9"),
                                (["quickstart/mqat", "--host", "a b"], "host = 'a b'"),
                                (["quickstart/mqat", "--devices", ","], "at least one device"),
@@ -118,7 +126,7 @@ def _said(status: str) -> str:
 
 
 @pytest.mark.usefixtures("own_models")
-def test_status_tells_the_truth(tmp_path: Path) -> None:
+def test_status_tells_the_truth(tmp_path: Path, anybit: Anybit) -> None:
     server = _server(tmp_path / "server", _said("finished:completed"))
     assert fleet_status(server).state == "waiting"
     serve(LocalGrid(nodes(4)), small("rounds=2"), server / "run", ["anybit_test_models"], run_id=5)
@@ -151,7 +159,7 @@ def test_status_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_models")
-def test_classes_of_a_fleet_and_of_a_run_on_one_process(tmp_path: Path) -> None:
+def test_classes_of_a_fleet_and_of_a_run_on_one_process(tmp_path: Path, anybit: Anybit) -> None:
     grid = LocalGrid({client: {"bits": bits} for client, bits in enumerate((2, 2, 8, 32))})
     serve(grid, small("rounds=2"), tmp_path / "run", ["anybit_test_models"])
     own = ["--import", "anybit_test_models"]
