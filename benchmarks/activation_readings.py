@@ -3,7 +3,8 @@
     python benchmarks/activation_readings.py results/readings/activations.json runs/baseline-seed1 … --only rule=mse
 
 Grid, range rule, number of calibration images, and whether the image itself is rounded; weights stay in full precision.
-With --shortcuts, what a ResNet's shortcut carries is rounded like the input of the convolution beside it.
+With --shortcuts, what a ResNet's shortcut carries is rounded like the input of the convolution beside it
+(model.round_shortcuts).
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from anybit import Run, evaluate
 from anybit.config import RangeOptions
@@ -39,21 +39,15 @@ def readings() -> Iterator[dict[str, Any]]:
     yield {"grid": "full", "rule": "running", "images": 1000, "quantize_image": True}
 
 
-def round_shortcuts() -> None:
-    """Let the blocks of ResNets round their input once, for the convolution and for the shortcut."""
-    plain = Block.forward
-
-    def forward(self: Block, x: Tensor) -> Tensor:
-        site = getattr(self.conv1, "input_quantizer", None)
-        return plain(self, x if site is None else site(x))  # rounded again by the convolution, which changes nothing
-    Block.forward = forward  # type: ignore[method-assign]
-
-
-def scores(path: Path, reading: dict[str, Any], widths: tuple[str, ...]) -> dict[str, float]:
+def scores(path: Path, reading: dict[str, Any], shortcuts: bool, widths: tuple[str, ...]) -> dict[str, float]:
     run = Run.load(path)
+    model = run.model()
+    for block in model.modules():
+        if isinstance(block, Block):
+            block.round_shortcuts = shortcuts
     data = Components(run.config).build_data()
     chosen = generator(run.config.seed, "calibration").permutation(len(data.train))[:reading["images"]]
-    found = evaluate(run.model(), (data.test.x, data.test.y), widths, steps="mse",
+    found = evaluate(model, (data.test.x, data.test.y), widths, steps="mse",
                      calibration=data.train.images[torch.from_numpy(chosen)],
                      sites=SiteOptions(activation_grid=reading["grid"], quantize_image=reading["quantize_image"]),
                      ranges=RangeOptions(activations=reading["rule"]), pipeline=data.pipeline)
@@ -69,12 +63,10 @@ def main() -> None:
     parser.add_argument("--shortcuts", action="store_true", help="round what shortcuts carry, too")
     given = parser.parse_args()
     result: dict[str, Any] = {"environment": environment(), "readings": []}
-    if given.shortcuts:
-        round_shortcuts()
     wanted = [reading for reading in readings()
               if all(str(reading[key]) == value for key, value in (only.split("=") for only in given.only))]
     for reading, path in itertools.product(wanted, given.runs):
-        accuracy = scores(path, reading, tuple(given.widths))
+        accuracy = scores(path, reading, given.shortcuts, tuple(given.widths))
         result["readings"].append({"run": path.name, **reading, "shortcuts": given.shortcuts, "accuracy": accuracy})
         print(path.name, reading, accuracy, flush=True)
         given.out.parent.mkdir(parents=True, exist_ok=True)

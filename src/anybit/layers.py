@@ -1,8 +1,9 @@
-"""Layers that engines run faster than their parts."""
+"""Layers that engines run faster than their parts, and what a layer reads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,6 +19,12 @@ class GroupNormReLU(nn.GroupNorm):
             return self.kernel(x, shortcut, self.weight, self.bias, self.num_groups, self.eps)
         y = super().forward(x)
         return F.relu(y if shortcut is None else y + shortcut)
+
+
+def as_read(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return x as `layer` reads it: on the grid of the layer's input where the model is quantized, else x itself."""
+    site = getattr(layer, "input_quantizer", None)
+    return x if site is None else cast(Tensor, site(x))
 
 
 class Subsample(nn.Module):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from anybit.layers import GroupNormReLU, Subsample
+from anybit.layers import GroupNormReLU, Subsample, as_read
 from anybit.models.initial import Init, initialize
 
 Shortcut = Literal["A", "B"]
@@ -16,8 +16,10 @@ Stem = Literal["3x3", "7x7"]
 class Block(nn.Module):
     """conv – norm – ReLU – conv – norm, plus the shortcut, then ReLU."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, groups: int, shortcut: Shortcut) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, groups: int, shortcut: Shortcut,
+                 round_shortcuts: bool = False) -> None:
         super().__init__()
+        self.round_shortcuts = round_shortcuts
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.norm1 = GroupNormReLU(groups, outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
@@ -30,7 +32,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.conv2(self.norm1(self.conv1(x)))
-        out: Tensor = self.norm2(y, x if self.project is None else self.project(x))
+        carried = as_read(self.conv1, x) if self.round_shortcuts else x
+        out: Tensor = self.norm2(y, carried if self.project is None else self.project(carried))
         return out
 
 
@@ -41,7 +44,7 @@ class ResNet(nn.Module):
     """
 
     def __init__(self, in_channels: int, classes: int, channels: tuple[int, ...], blocks: int, groups: int,
-                 shortcut: Shortcut, init: Init, stem: Stem = "3x3") -> None:
+                 shortcut: Shortcut, init: Init, stem: Stem = "3x3", round_shortcuts: bool = False) -> None:
         super().__init__()
         size, stride, padding = (3, 1, 1) if stem == "3x3" else (7, 2, 3)
         self.stem = nn.Conv2d(in_channels, channels[0], size, stride, padding, bias=False)
@@ -50,7 +53,7 @@ class ResNet(nn.Module):
         inputs, stages = channels[0], []
         for stage, outputs in enumerate(channels):
             for block in range(blocks):
-                stages.append(Block(inputs, outputs, 2 if stage and not block else 1, groups, shortcut))
+                stages.append(Block(inputs, outputs, 2 if stage and not block else 1, groups, shortcut, round_shortcuts))
                 inputs = outputs
         self.blocks = nn.Sequential(*stages)
         self.head = nn.Linear(inputs, classes)
@@ -63,9 +66,13 @@ class ResNet(nn.Module):
 
 
 def resnet20(in_channels: int = 3, classes: int = 10, groups: int = 2, shortcut: Shortcut = "A",
-             init: Init = "torch") -> nn.Module:
-    """Build ResNet-20 for small images: 3 stages × 3 blocks of 16, 32, 64 channels; 269,722 parameters for CIFAR-10."""
-    return ResNet(in_channels, classes, (16, 32, 64), 3, groups, shortcut, init)
+             init: Init = "torch", round_shortcuts: bool = False) -> nn.Module:
+    """Build ResNet-20 for small images: 3 stages × 3 blocks of 16, 32, 64 channels; 269,722 parameters for CIFAR-10.
+
+    round_shortcuts: where activations are quantized, a block rounds its input for the shortcut, too, as if the tensor
+    between two blocks had no more bits.
+    """
+    return ResNet(in_channels, classes, (16, 32, 64), 3, groups, shortcut, init, round_shortcuts=round_shortcuts)
 
 
 def resnet18(in_channels: int = 3, classes: int = 200, groups: int = 2, init: Init = "torch",

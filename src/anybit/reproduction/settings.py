@@ -23,7 +23,8 @@ _HOW = ("seed", "device", "engine", "threads", "checkpoint_every", "evaluation."
 """Settings that do not change what is trained."""
 _COMPUTED = "compute."
 """Settings of the computation: named below a table, and no other reading of the paper."""
-_ACTIVATIONS = ("ranges.activations", "ranges.calibration_images", "sites.activation_grid", "sites.quantize_image")
+_ACTIVATIONS = ("ranges.activations", "ranges.calibration_images", "sites.activation_grid", "sites.quantize_image",
+                "model.round_shortcuts")
 """Settings without effect where no activation is rounded."""
 _GROWING = ("server.", "ranges.", "sites.")
 """Tables whose settings were added to over time, all with defaults that change nothing."""
