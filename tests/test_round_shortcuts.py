@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from anybit.config import ClientOptions, Config, RangeOptions, from_recipe
-from anybit.data.examples import Data, Examples
-from anybit.engines.sequential import Sequential
+from anybit.config import from_recipe
 from anybit.errors import ModelError
 from anybit.export.exporting import Exporter, Options
 from anybit.federated.cohort import build_cohort
@@ -22,12 +19,10 @@ from anybit.quant.grid import BITS, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions, prepare, quantizers
 from anybit.training.build import Components
-from anybit.training.task import Task
 from tests.export.test_onnx import untrained
 from tests.gathered import ENGINES, deltas_of
-from tests.trainings import begun
+from tests.test_stem import SIZES, training
 
-SIZES = [1, 5, 3]
 WIDTHS = [Width(32, 2), Width(32, 4), Width(32, 32)]
 
 
@@ -51,7 +46,7 @@ def test_a_block_without_weights_is_its_shortcut(round_shortcuts: bool, expected
 
 def test_every_engine_trains_it_alike_and_not_as_without_it() -> None:
     reference = deltas(small().double(), "sequential")
-    for engine in ENGINES:
+    for engine in ENGINES.keys() - {"sequential"}:
         for name, delta in deltas(small().double(), engine).items():
             assert torch.allclose(reference[name], delta, atol=1e-9), (engine, name)
     without = deltas(small(False).double(), "sequential")
@@ -59,14 +54,9 @@ def test_every_engine_trains_it_alike_and_not_as_without_it() -> None:
 
 
 def deltas(model: nn.Module, engine: str) -> dict[str, Tensor]:
-    draw, total = np.random.default_rng(0), sum(SIZES)
-    examples = Examples(torch.from_numpy(draw.normal(size=(total, 1, 8, 8))), torch.from_numpy(draw.integers(3, size=total)))
-    config = Config(cohort=len(SIZES), threads=1, device="cpu", client=ClientOptions(lr=0.1, batch_size=2),
-                    ranges=RangeOptions(activations="minmax"))
-    run = begun(Task(model, mqat(sites="A"), Data(examples, Examples(examples.images[:2], examples.y[:2])),
-                     np.split(np.arange(total), np.cumsum(SIZES)[:-1])), config)
+    run = training(model, mqat(sites="A"))
     cohort = build_cohort(1, 3, range(len(SIZES)), WIDTHS, run.computation.task.split, 2, 1)
-    found, _ = deltas_of(Sequential() if engine == "sequential" else ENGINES[engine], run, cohort)
+    found, _ = deltas_of(ENGINES[engine], run, cohort)
     return found
 
 

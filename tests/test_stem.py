@@ -16,7 +16,7 @@ from anybit.errors import ConfigError
 from anybit.export.exporting import Exporter, Options
 from anybit.export.reference import outputs, reference
 from anybit.federated.cohort import build_cohort
-from anybit.federated.variants import mqat
+from anybit.federated.variants import Variant, mqat
 from anybit.models import resnet18
 from anybit.models.resnet import ResNet
 from anybit.quant.grid import Width
@@ -39,13 +39,13 @@ def small(classes: int = 3) -> nn.Module:
     return ResNet(1, classes, (4, 8), 1, 2, "B", "torch", "7x7")
 
 
-def training(model: nn.Module) -> Training:
+def training(model: nn.Module, variant: Variant | None = None) -> Training:
     draw, total = np.random.default_rng(0), sum(SIZES)
     dtype = next(model.parameters()).dtype
     examples = Examples(torch.from_numpy(draw.normal(size=(total, 1, 8, 8))).to(dtype),
                         torch.from_numpy(draw.integers(3, size=total)))
     config = Config(cohort=len(SIZES), threads=1, device="cpu", client=ClientOptions(lr=0.1, batch_size=2))
-    return begun(Task(model, mqat(), Data(examples, Examples(examples.images[:2], examples.y[:2])),
+    return begun(Task(model, variant or mqat(), Data(examples, Examples(examples.images[:2], examples.y[:2])),
                       np.split(np.arange(total), np.cumsum(SIZES)[:-1])), config)
 
 

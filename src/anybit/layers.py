@@ -21,12 +21,6 @@ class GroupNormReLU(nn.GroupNorm):
         return F.relu(y if shortcut is None else y + shortcut)
 
 
-def as_read(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return x as `layer` reads it: on the grid of the layer's input where the model is quantized, else x itself."""
-    site = getattr(layer, "input_quantizer", None)
-    return x if site is None else cast(Tensor, site(x))
-
-
 class Subsample(nn.Module):
     """Every `stride`-th pixel, between `before` and `after` new channels of zeros: a shortcut without parameters."""
 
@@ -40,3 +34,9 @@ class Subsample(nn.Module):
         if self.kernel is not None:
             return self.kernel(x, self.stride, self.before, self.after)
         return F.pad(x[:, :, ::self.stride, ::self.stride], (0, 0, 0, 0, self.before, self.after))
+
+
+def as_read(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return x as `layer` reads it: on the grid of the layer's input where the model is quantized, else x itself."""
+    site = getattr(layer, "input_quantizer", None)
+    return x if site is None else cast(Tensor, site(x))

@@ -7,7 +7,7 @@ import ssl
 import stat
 import subprocess
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,11 +18,9 @@ from anybit.fleet.project import Project, write_project
 from anybit.fleet.server_app import serve
 from anybit.fleet.status import fleet_status
 from anybit.training.run_folder import RunFolder
-from tests.e2e.conftest import environment
+from tests.e2e.conftest import Anybit, environment
 from tests.e2e.warm import Warm
 from tests.fleet.conftest import LocalGrid, nodes, small
-
-Anybit = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")

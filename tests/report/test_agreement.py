@@ -72,6 +72,15 @@ def test_a_step_rule_of_the_evaluation_alone_is_a_reading_where_it_is_nearer() -
     assert count([table], ComparedTable.best).within == count([table]).figures == 5, "2 bits are doubted"
 
 
+def test_how_activations_are_rounded_is_no_reading_of_a_table_of_weights() -> None:
+    runs = [result(f"{RESNET}/baseline", seed, papers(f"{RESNET}/baseline", "baseline"), overrides=overrides)
+            for seed, overrides in ((1, ()), (2, ("model.round_shortcuts=true", "ranges.activations=mse")))]
+    tables = {table.sites: table for table in compare(runs).tables if table.bits != [32]}
+    assert tables["W"].columns["baseline"].seeds == (1, 2)
+    (other,) = tables["A"].readings["baseline"]
+    assert set(other.reading) == {"model.round_shortcuts=true", "ranges.activations=mse"}
+
+
 def test_the_committed_pages_are_those_of_the_committed_results() -> None:
     comparison = compare(read_results(sorted((ROOT / "results/reproduction").glob("*.json"))).results)
     page = ROOT / "docs/reproduction.md"

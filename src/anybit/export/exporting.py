@@ -111,8 +111,8 @@ class Exporter:
     def export(self, width: Width, runtime: Runtime = "onnx") -> Artifact:
         """Write and verify the artifact of one width; nothing is left of one that could not be run."""
         check_width(width)
-        carries = any(getattr(part, "round_shortcuts", False) for part in self.subject.model.modules())
-        if carries and width.activations != FLOAT:
+        rounds_shortcuts = any(getattr(part, "round_shortcuts", False) for part in self.subject.model.modules())
+        if rounds_shortcuts and width.activations != FLOAT:
             raise ModelError(f"{width}: artifacts do not round what shortcuts carry (model.round_shortcuts); export widths "
                              "of weights alone, like W4")
         path = self._path(width, runtime)
