@@ -14,12 +14,14 @@ from torch import nn
 
 from anybit.config import ClientOptions, Component, Config, EvaluationOptions
 from anybit.data.examples import Data, Examples
+from anybit.engines.stacked import Stacked
 from anybit.errors import Diverged, Interrupted
 from anybit.federated.server import ServerOptions
 from anybit.federated.variants import Variant, baseline, carousel, kure, mqat, qat
 from anybit.schema import plain
-from anybit.sweeps.lockstep import program_key, train_side_by_side
+from anybit.sweeps.lockstep import Runs, program_key, train_side_by_side
 from anybit.training.course import Training
+from anybit.training.loop import Simulation
 from anybit.training.run_folder import RunFolder
 from anybit.training.task import Task, Trained
 from tests.trainings import begun, to_end
@@ -64,6 +66,23 @@ def test_each_run_ends_as_it_would_alone() -> None:
             assert all(torch.allclose(moment, other[name], atol=1e-9) for name, moment in one.items()), variant.name
         assert [entry["round"] for entry in ended.metrics] == [1, 2, 3]
         assert [e["loss"] for e in ended.metrics] == pytest.approx([e["loss"] for e in expected.metrics], abs=1e-6)
+
+
+def test_it_is_said_once_why_a_compiled_first_round_takes_long() -> None:
+    said: list[str] = []
+
+    def spoken_of(compiled: bool) -> Training:
+        run = training(mqat(), 1)
+        run.computation = replace(run.computation, engine=Stacked(3, compiled))
+        run.watch.on_message = said.append
+        return run
+
+    Simulation(spoken_of(False))
+    Runs({name: spoken_of(False) for name in "ab"})
+    assert not said
+    Simulation(spoken_of(True))
+    Runs({name: spoken_of(True) for name in "ab"})
+    assert [text.partition(":")[0] for text in said] == ["compiling the round"] * 2
 
 
 def test_schedules_averages_and_ranges_stay_within_their_run() -> None:

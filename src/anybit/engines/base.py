@@ -19,6 +19,8 @@ class Engine:
 
     leads = True
     """This engine's process evaluates and writes."""
+    slow_start = ""
+    """What to tell a user who waits for the first round."""
 
     def map_clients(self, update: Callable[..., Any], client_step: Any, w: Any, given: Any, cohort: Any) -> Iterable[Part]:
         """Run update(w, batches, local step) for every client of the cohort; return parts, in order.

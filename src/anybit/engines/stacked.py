@@ -26,6 +26,9 @@ class Stacked(Engine):
 
     def __init__(self, chunk: int, compiled: bool = False, captured: bool = False) -> None:
         self.chunk, self.compiled, self.captured = chunk, compiled, captured
+        if compiled:
+            self.slow_start = ("compiling the round: minutes for a large network, far less once torch's caches have it "
+                               "(compute.compile=false starts at once, and is slower after that)")
         self.mapped: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def prepare(self, round: Callable[..., Any]) -> Callable[..., Any]:

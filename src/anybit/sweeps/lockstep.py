@@ -107,6 +107,8 @@ class Runs:
         self.given = stacked(self.givens)
         program = _round(lead.computation, lead.computation.client_step(lead.table))
         self.program = Program(functools.partial(lead.computation.engine.prepare, program))
+        if lead.computation.engine.slow_start:
+            lead.watch.on_message(lead.computation.engine.slow_start)
         for training in self.trainings:
             training.release, training.runs_together = self.program.release, len(self.trainings)
         self.shares: list[State] = []

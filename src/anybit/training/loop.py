@@ -77,6 +77,8 @@ class Simulation:
 
     def __init__(self, training: Training) -> None:
         self.computation, self.say = training.computation, training.watch.on_message
+        if self.computation.engine.slow_start:
+            self.say(self.computation.engine.slow_start)
         self.given = self.computation.given(training.table)
         round_program = self.computation.round_program(self.computation.client_step(training.table))
         self.program = Program(functools.partial(self.computation.engine.prepare, round_program))

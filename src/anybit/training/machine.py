@@ -42,7 +42,8 @@ def pick_engine(name: EngineName, device: torch.device) -> EngineName:
 
 
 COMPILED_FROM = 500
-"""Rounds from which compiling pays: it takes some seconds to start with, and saves some milliseconds a round."""
+"""Rounds from which the client step is compiled: it saves some milliseconds a round, and takes seconds to start with where
+torch's caches have it, minutes where they do not."""
 
 
 def open_engine(config: Config, device: torch.device) -> Engine:
