@@ -11,6 +11,7 @@ import torch.distributed as dist
 from anybit.config import Config
 from anybit.engines.ranks import Ranks, shares
 from anybit.engines.sequential import Sequential
+from anybit.engines.stacked import Stacked
 from anybit.errors import ConfigError, EngineError
 from anybit.training.machine import _local_engine, pick_device
 
@@ -39,6 +40,11 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     engine = Ranks(Sequential(), torch.device("cpu"))
     yield engine
     engine.close()
+
+
+def test_a_rank_says_that_its_inner_engine_compiles(alone: Ranks) -> None:
+    assert not alone.slow_start
+    assert Ranks(Stacked(1, compiled=True), torch.device("cpu")).slow_start.startswith("compiling the round")
 
 
 def test_a_lost_rank_is_told_with_the_round_wherever_the_others_were(alone: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

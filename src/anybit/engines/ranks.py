@@ -53,7 +53,7 @@ class Ranks(Engine):
     """Engine of one rank: trains its share of every cohort; `combine` adds those of the other ranks."""
 
     def __init__(self, inner: Engine, device: torch.device) -> None:
-        self.inner = inner
+        self.inner, self.slow_start = inner, inner.slow_start
         die_with_torchrun()
         if not dist.is_initialized():
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
