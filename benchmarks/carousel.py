@@ -54,7 +54,7 @@ SEARCH: dict[str, tuple[str, ...]] = {
     "mse, free, doubled list, a width per client": (*FREE, DOUBLED, "variant.widths=clients"),
     "mse, free, a width per client": (*FREE, UNIFORM, "variant.widths=clients"),
 }
-"""{name: settings of carousel}: rules of ranges × lists of widths, of which "mse" is CIFAR-10's recipe."""
+"""{name: settings of carousel}: rules of ranges × lists of widths, of which "mse" is LeNet-5's recipe on CIFAR-10."""
 
 PARTS: dict[str, tuple[str, ...]] = {
     "carousel": (),
@@ -64,7 +64,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "doubled list": (DOUBLED,), "ranges that follow": ("ranges.follow=true",), "cap": ("variant.cap=true",),
     "ranges that stay": ("ranges.follow=false",), "learned steps": ("ranges.learned=true",),
 }
-"""{name: what differs from the recipe}: carousel without each of its parts, and with parts that it does not have."""
+"""{name: what differs from the recipe, which on CIFAR-10 has the ranges of the start}: carousel without each of its parts,
+and with parts that it does not have."""
 
 _LISTS = {"2, 3, 4": [2, 3, 4], "2, 3, 4, 32": [2, 3, 4, 32], "2 to 32": [2, 3, 4, 6, 8, 32], "4 to 32": [4, 6, 8, 32]}
 _RANGES = {"WA": (), "WA, learned": ("ranges.follow=true", "ranges.learned=true")}
@@ -105,7 +106,8 @@ KINDS: dict[str, Sequence[str]] = {
 def arm(network: str, name: str) -> tuple[str, tuple[str, ...]]:
     """Return the recipe and the overrides of a named run."""
     if name not in RIVALS:
-        return f"carousel/{DATA[network]}", {**SEARCH, **PARTS, **ACTIVATIONS}[name]
+        start = ("ranges.follow=false",) if network == "resnet20" else ()  # its parts were measured with those of the start
+        return f"carousel/{DATA[network]}", (*start, *{**SEARCH, **PARTS, **ACTIVATIONS}[name])
     recipe, settings = RIVALS[name]
     if DATA[network].endswith("resnet20"):
         recipe = "mqat" if recipe == "mqat-full" else recipe
