@@ -81,6 +81,19 @@ def test_how_activations_are_rounded_is_no_reading_of_a_table_of_weights() -> No
     assert set(other.reading) == {"model.round_shortcuts=true", "ranges.activations=mse"}
 
 
+def test_runs_of_a_like_column_are_a_reading_of_one_that_was_trained() -> None:
+    figures = papers(f"{RESNET}/apqn4-a", "apqn4")
+    noisy = result(f"{RESNET}/apqn4-a", 1, {b: v + 4 for b, v in figures.items()})
+    like = result(f"{RESNET}/apqn4", 1, figures)
+    tables = {table.sites: table for table in compare([noisy, like]).tables}
+    assert tables["A"].columns["apqn4"].off == pytest.approx(4.0)
+    assert tables["A"].best("apqn4").reading == ("variant.sites=W",)
+    assert tables["W"].readings["apqn4"] == (), "and not the other way round"
+    plain = result(f"{RESNET}/baseline", 1, papers(f"{RESNET}/baseline", "baseline"))
+    (alone,) = [table for table in compare([plain, like]).tables if table.sites == "A" and table.bits != [32]]
+    assert alone.columns["apqn4"].cells[4].ours is None
+
+
 def test_the_committed_pages_are_those_of_the_committed_results() -> None:
     comparison = compare(read_results(sorted((ROOT / "results/reproduction").glob("*.json"))).results)
     page = ROOT / "docs/reproduction.md"

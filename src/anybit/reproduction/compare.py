@@ -209,7 +209,9 @@ def _table(key: str, table: PaperTable, known: Facts, by_recipe: Mapping[str, Se
     for name, column in table.columns.items():
         settings = Settings.of(column.recipe, sites)
         compared = list[ComparedColumn]()
-        for results in settings.readings(by_recipe.get(column.recipe, ())):
+        runs = by_recipe.get(column.recipe, ())
+        alike = by_recipe.get(column.like, ()) if column.like and runs else ()
+        for results in settings.readings([*runs, *alike]):
             by_rule = {steps: {bits: _cell(Cell(key, name, bits), str(Width.of(table.sites, bits)), results, known, steps)
                                for bits in bits_shown} for steps in (None, *_other_rules(results))}
             differing = (settings.deviations(results), settings.overrides(results[0]), settings.reading(results[0])) \
@@ -218,7 +220,7 @@ def _table(key: str, table: PaperTable, known: Facts, by_recipe: Mapping[str, Se
                                  *differing)
             compared += [own, *_nearer(own, by_rule)]
         columns[name], readings[name] = compared[0], tuple(compared[1:])
-        after = all(result.own == "mse" for result in by_recipe.get(column.recipe, ()))
+        after = all(result.own == "mse" for result in runs)
         scatter = _scatter(columns[name]) or (_scatter(columns["baseline"]) if after and "baseline" in columns else {})
         columns[name] = replace(columns[name], scatter=scatter)
     return ComparedTable(key, table.title, table.number, table.sites, columns, readings)

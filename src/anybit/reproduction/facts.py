@@ -48,6 +48,8 @@ class Column:
     recipe: str
     values: Mapping[int, float]
     """{bits: accuracy}; empty where the paper prints none."""
+    like: str | None = None
+    """A recipe of another table: its runs are a reading of this column, if the paper trained that one."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def facts() -> Facts:
 
 
 def _table(content: Mapping[str, Any]) -> PaperTable:
-    columns = {name: Column(c["title"], c["recipe"], {int(bits): v for bits, v in c["values"].items()})
+    columns = {name: Column(c["title"], c["recipe"], {int(bits): v for bits, v in c["values"].items()}, c.get("like"))
                for name, c in content["columns"].items()}
     return PaperTable(content["title"], content["number"], content["sites"], columns)
 
