@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import anybit
-from anybit.config import Config
+from anybit.config import Config, from_recipe
+from anybit.engines.stacked import Stacked
 from anybit.training import engine_choice
 from anybit.training.course import Progress
 from anybit.training.engine_choice import Candidate, Measured, best, example_task, measure, round_seconds, with_engine
+from anybit.training.machine import open_engine
 from anybit.training.task import Task
 
 SPEEDS = {"sequential": 10.0, "processes": 4.0, "stacked": 30.0}
@@ -159,3 +161,16 @@ def test_away_from_the_cpu_clients_are_stacked_or_it_is_said_why_not(task: Task,
     deciding = replace(task, model=Decides(nn.Flatten(), nn.Linear(3072, 10)))
     assert with_engine(Config(cohort=3), deciding, said.append).engine == "sequential"
     assert [line for line in said if "one after another" in line and "decides by values" in line] == said != []
+
+
+@pytest.mark.parametrize(("recipe", "weights", "overrides", "compiled"), [
+    ("tinyimagenet-resnet18", 11_279_112, (), True), ("tinyimagenet-resnet18", 11_279_112, ("rounds=88",), False),
+    ("cifar10-resnet20", 269_722, (), False), ("cifar10-resnet20", 269_722, ("compute.compile=true",), True),
+    ("tinyimagenet-resnet18", 11_279_112, ("compute.compile=false",), False)])
+def test_a_step_is_compiled_where_a_run_gets_the_time_back(recipe: str, weights: int, overrides: tuple[str, ...],
+                                                           compiled: bool) -> None:
+    """4,500 rounds · 100 clients · 1.1·10⁷ weights = 5·10¹² are enough, 5,000 · 10 · 2.7·10⁵ = 1.4·10¹⁰ are not."""
+    engine = open_engine(from_recipe(f"paper/{recipe}/mqat", overrides), torch.device("cuda"), weights)
+    assert isinstance(engine, Stacked)
+    assert engine.compiled is compiled
+    assert bool(engine.slow_start) is compiled

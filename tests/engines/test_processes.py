@@ -166,6 +166,6 @@ def test_convolution_backends_compute_the_same() -> None:
 
 def test_processes_are_for_a_cpu() -> None:
     with pytest.raises(ConfigError, match="engine = 'processes' computes on a CPU"):
-        open_engine(Config(engine="processes"), torch.device("meta"))
+        open_engine(Config(engine="processes"), torch.device("meta"), 1)
 
 

@@ -104,7 +104,8 @@ class ComputeOptions:
     precision: Precision = "tf32"
     """Precision of products: float32 in a GPU's TF32 units, exact float32, or bfloat16 (autocast, on CPUs too)."""
     compile: bool | None = None
-    """Compile the client step on a GPU; none: if the run is long enough for it to pay off."""
+    """Compile the client step on a GPU, which takes minutes with empty caches; none: if the run is long enough, and the
+    network large enough, to get them back."""
     chunk: int | None = None
     """Clients that the stacked engine computes at once; fewer need less memory."""
     convolution: Convolution | None = None

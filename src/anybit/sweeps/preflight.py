@@ -59,7 +59,7 @@ def _machine(named: Components) -> None:
     device = pick_device(config.device)
     if device.type == "cpu" and config.compute.convolution == "native":
         check_compiler()
-    open_engine(config, device).close()
+    open_engine(config, device, 0).close()
 
 
 def _cohort(named: Components) -> None:

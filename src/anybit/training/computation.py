@@ -232,7 +232,7 @@ def open_computation(task: Task, config: Config, check: Callable[[Task, Config],
     device = own_device(pick_device(config.device))
     if device.type == "cpu" and config.compute.convolution == "native":
         library()
-    engine = open_engine(config, device)
+    engine = open_engine(config, device, sum(w.numel() for w in trainable_weights(task.model).values()))
     task = task.to(device)
     (check or check_clients)(task, config)
     check_widths(task.variant, config.privacy, config.seed, len(task.split))

@@ -41,14 +41,14 @@ def pick_engine(name: EngineName, device: torch.device) -> EngineName:
     return name if name != "auto" else ("sequential" if device.type == "cpu" else "stacked")
 
 
-COMPILED_FROM = 500
-"""Rounds from which the client step is compiled: it saves some milliseconds a round, and takes seconds to start with where
-torch's caches have it, minutes where they do not."""
+COMPILED_FROM = 10**11
+"""Rounds × clients of a round × weights from which the client step is compiled. That takes 200 to 280 s with empty caches,
+and saves 0.9 to 4.6 ns of every weight of every client and round (docs/performance.md): at this product about as much."""
 
 
-def open_engine(config: Config, device: torch.device) -> Engine:
-    """Open the engine that a config names; under torchrun it has a share of every cohort."""
-    engine = _local_engine(config, device)
+def open_engine(config: Config, device: torch.device, weights: int) -> Engine:
+    """Open the engine that a config names, to train so many weights; under torchrun it has a share of every cohort."""
+    engine = _local_engine(config, device, weights)
     if world() > 1 and config.server.mean != "mean":
         raise ConfigError(f"server.mean = '{config.server.mean}' under torchrun: no rank has all deltas, use "
                           "server.mean=mean")
@@ -57,7 +57,13 @@ def open_engine(config: Config, device: torch.device) -> Engine:
     return Ranks(engine, device) if world() > 1 else engine
 
 
-def _local_engine(config: Config, device: torch.device) -> Engine:
+def pays_to_compile(config: Config, weights: int) -> bool:
+    """Return whether the client step is compiled on a GPU: as asked for, or if a run alone gets the time back."""
+    work = config.rounds * config.places() * weights
+    return config.compute.compile if config.compute.compile is not None else work >= COMPILED_FROM
+
+
+def _local_engine(config: Config, device: torch.device, weights: int) -> Engine:
     name = pick_engine(config.engine, device)
     if name == "processes":
         if world() > 1:
@@ -70,8 +76,7 @@ def _local_engine(config: Config, device: torch.device) -> Engine:
     chunk, on_gpu = config.compute.chunk or config.places(), device.type == "cuda"
     if config.privacy.sampling == "poisson":  # cohorts of every size, each of which would be a program of its own
         return Stacked(chunk)
-    compiled = config.compute.compile if config.compute.compile is not None else config.rounds >= COMPILED_FROM
-    return Stacked(chunk, compiled=on_gpu and compiled, captured=on_gpu)
+    return Stacked(chunk, compiled=on_gpu and pays_to_compile(config, weights), captured=on_gpu)
 
 
 @contextmanager

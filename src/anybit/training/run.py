@@ -119,7 +119,7 @@ class Run:
 
     def _evaluator(self) -> tuple[Evaluator, Tensors]:
         device = own_device(device_like(self.config.device))
-        evaluator = build_evaluator(self.task().to(device), self.config, open_engine(self.config, device))
+        evaluator = build_evaluator(self.task().to(device), self.config, open_engine(self.config, device, 0))
         return evaluator, moved(self.folder.model(), device)
 
 
