@@ -126,9 +126,10 @@ def test_a_variant_from_outside_is_one_function(mlp: nn.Module, clients: list[Ar
     ({"cohort": 6}, ConfigError, "cohort = 6, but there are only 5 clients"),
     ({"clients": []}, DataError, "clients is empty"),
     ({"empty": True}, DataError, "client 5 has no examples"), ({"nan": True}, DataError, "client 0.*NaN"),
-    ({"label": 4}, DataError, "label 4, but the model's 4 outputs allow 0…3"), ({"device": "cuda:9"}, ConfigError, "device"),
+    ({"label": 4}, DataError, "client 2: example 3 has label 4, but the model's 4 outputs allow 0…3"),
+    ({"device": "cuda:9"}, ConfigError, "device"),
     ({"rounds": 0}, ConfigError, "rounds = 0"), ({"ragged": True}, DataError, "same length"),
-    ({"shape": True}, DataError, "do not fit together"), ({"frozen": True}, ModelError, "nothing can be trained")])
+    ({"shape": True}, DataError, "give all in one shape"), ({"frozen": True}, ModelError, "nothing can be trained")])
 def test_bad_input_is_named(mlp: nn.Module, clients: list[Arrays], held_out: Arrays, change: dict[str, object],
                             error: type[Exception], message: str) -> None:
     settings: dict[str, object] = {**FAST}

@@ -57,6 +57,21 @@ def test_a_run_killed_after_it_was_extended_goes_on(mlp: nn.Module, clients: lis
     assert_same(tmp_path / "cut", tmp_path / "whole")
 
 
+def test_what_cannot_go_on_keeps_what_it_has(mlp: nn.Module, clients: list[Arrays], held_out: Arrays,
+                                             tmp_path: Path) -> None:
+    fitted(mlp, clients, held_out, tmp_path / "run", 2)
+    before = {name: (tmp_path / "run" / name).read_bytes() for name in SAME}
+    (checkpoint,) = RunFolder.open(tmp_path / "run").checkpoints()
+    content = checkpoint.read_bytes()
+    checkpoint.write_bytes(content[:500] + b"XXXX" + content[504:])
+    with pytest.raises(RunError, match="cannot be read"):
+        fitted(mlp, clients, held_out, tmp_path / "run", 4)
+    checkpoint.unlink()
+    with pytest.raises(RunError, match="is finished and has no checkpoint to go on from"):
+        fitted(mlp, clients, held_out, tmp_path / "run", 4)
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in SAME} == before
+
+
 def test_rounds_never_shrink(mlp: nn.Module, clients: list[Arrays], held_out: Arrays, tmp_path: Path) -> None:
     fitted(mlp, clients, held_out, tmp_path / "run", 2)
     with pytest.raises(RunError, match="has 2 rounds, and rounds may only grow: 1 are fewer"):

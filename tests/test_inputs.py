@@ -172,3 +172,30 @@ def test_a_missing_argument_is_the_models_error() -> None:
 def test_evaluate_wants_a_pair() -> None:
     with pytest.raises(DataError, match="test is a Tensor: give a pair"):
         anybit.evaluate(Tokens(), torch.zeros(3, 5))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "stacked", "auto"])
+@pytest.mark.parametrize(("client", "place", "number"), [(2, (1, 3), 7), (0, (0, 0), -1)])
+def test_a_number_without_a_row_in_its_embedding_is_named(engine: Any, client: int, place: tuple[int, int],
+                                                          number: int) -> None:
+    """Stacked, the 7 rows of client 3 lie behind those of client 2: its row 0 would be client 2's number 7."""
+    draw = np.random.default_rng(0)
+    clients = [(draw.integers(7, size=(6, 5)), draw.integers(3, size=6)) for _ in range(4)]
+    test = draw.integers(7, size=(4, 5)), draw.integers(3, size=4)
+    anybit.fit(Tokens(), clients, test, engine=engine, **FAST)
+    clients[client][0][place] = number
+    with pytest.raises(DataError, match=rf"^client {client}: example {place[0]} holds the number {number}, but embedding "
+                                        r"'embed' has rows 0…6: replace it"):
+        anybit.fit(Tokens(), clients, test, engine=engine, **FAST)
+
+
+def test_numbers_of_several_inputs_and_of_the_test_set_are_looked_at() -> None:
+    draw = np.random.default_rng(0)
+
+    def part(ids: int) -> tuple[Any, np.ndarray]:
+        x = {"ids": draw.integers(7, size=(6, 5)), "side": draw.normal(size=(6, 3)).astype(np.float32)}
+        x["ids"][4, 2] = ids
+        return x, draw.integers(4, size=6)
+
+    with pytest.raises(DataError, match=r"^test data: example 4 holds the number 9, but embedding 'embed'"):
+        anybit.fit(Two(), [part(1), part(2)], part(9), output="logits", **FAST)

@@ -57,6 +57,8 @@ class Own(nn.Linear):
 MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     # models
     ("a class for a model", lambda: fit(model=nn.Linear), "model must be a torch.nn.Module"),
+    ("a model in float64", lambda: fit(model=net().double()), "give model.float()"),
+    ("a lazy layer", lambda: fit(model=nn.Sequential(nn.LazyLinear(3))), "run one batch through the model first"),
     ("no model", lambda: fit(model=None), "model must be a torch.nn.Module"),
     ("a function for a model", lambda: fit(model=lambda x: x), "model must be a torch.nn.Module"),
     ("a single layer", lambda: fit(model=nn.Linear(4, 3)), "wrap it, as in nn.Sequential"),
@@ -88,10 +90,10 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     ("ragged inputs", lambda: fit(clients=[([[1.0], [2.0, 3.0]], [0, 1])]), "client 0"),
     ("objects", lambda: fit(clients=[(np.array([None] * 24), Y)]), "number"),
     ("complex inputs", lambda: fit(clients=[(X * 1j, Y)] * 2), "complex"),
-    ("a label too large", lambda: fit(clients=[(X, Y + 1)] * 2), "allow 0…2"),
+    ("a label too large", lambda: fit(clients=[(X, Y), (X, Y + 1)]), "client 1: example 2 has label 3, but"),
     ("a label below zero", lambda: fit(test=(X, Y - 1)), "has label -1"),
     ("numbers for labels", lambda: fit(clients=[(X, Y + 0.5)] * 2), "pass your own loss"),
-    ("clients of two shapes", lambda: fit(clients=[(X, Y), (X[:, :3], Y)]), "do not fit together"),
+    ("clients of two shapes", lambda: fit(clients=[(X, Y), (X[:, :3], Y)]), "target of an example have shape (3,), ()"),
     ("bytes and floats", lambda: fit(clients=[(X, Y), (X.astype(np.uint8), Y)]), "give all in one type"),
     ("a test set in bytes", lambda: fit(test=(X.astype(np.uint8), Y)), "test data: input is uint8"),
     ("test is one tensor", lambda: fit(test=torch.zeros(3)), "give a pair (inputs, targets)"),
@@ -128,6 +130,7 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     # loss and metric
     ("a loss by a wrong name", lambda: fit(loss="mean_square"), "unknown loss"),
     ("a module's mean loss", lambda: fit(loss=nn.CrossEntropyLoss()), "reduction='none'"),
+    ("a mean for a metric", lambda: fit(metric=lambda o, t: (o.argmax(1) == t).float().mean()), "without .mean()"),
     ("a metric of another kind", lambda: fit(metric=3), "metric is a int"),
     # evaluate
     ("evaluate one tensor", lambda: evaluate(test=torch.zeros(3)), "give a pair (inputs, targets)"),

@@ -167,9 +167,10 @@ def test_what_a_killed_writer_left_behind_is_removed(small: SweepFolder) -> None
 
 def test_another_definition_is_refused(small: SweepFolder, home: Path) -> None:
     SweepFolder.begin(Path("sweep"), plan(["quickstart"], TINY, [1, 2]))
-    for names, overrides, seeds in ((["quickstart"], TINY, [1, 2, 3]), (["quickstart"], [*TINY, "rounds=5"], [1, 2]),
-                                    (["quickstart/mqat"], TINY, [1, 2])):
-        with pytest.raises(RunError, match=r"holds another sweep .* choose another folder with --path"):
+    for names, overrides, seeds, how in ((["quickstart"], TINY, [1, 2, 3], "it lacks .*-seed3"),
+                                         (["quickstart"], [*TINY, "rounds=5"], [1, 2], "with other settings of .*-seed1"),
+                                         (["quickstart/mqat"], TINY, [1, 2], "it also has fedavg-seed1")):
+        with pytest.raises(RunError, match=rf"holds another sweep \({how}\): .* choose another folder with --path"):
             SweepFolder.begin(Path("sweep"), plan(names, overrides, seeds))
     (home / "run").mkdir()
     (home / "run/config.json").write_text("{}")

@@ -167,7 +167,7 @@ def test_frozen_batchnorm_is_welcome_and_training_batchnorm_can_be_replaced() ->
     prepare(replaced)
     model[1].eval()
     prepare(model)
-    with pytest.raises(ModelError, match="4 channels, not divisible by 3"):
+    with pytest.raises(ModelError, match="4 channels, not divisible by 3 groups: give groups=2"):
         replace_batchnorm(model, groups=3)
 
 

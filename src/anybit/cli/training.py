@@ -65,12 +65,14 @@ def resume(path: RunPath,
     from anybit.sweeps.plan import is_sweep
     from anybit.training.loggers import logger
     from anybit.training.opening import open_run
-    from anybit.training.run import Run
+    from anybit.training.run import Run, check_named
 
     if is_sweep(path):
         raise RunError(f"{path} is a sweep: continue it with 'anybit sweep {path}'")
     run = Run.load(path, trusted=imports or [])
+    check_named(run.folder, run.config)
     if run.folder.whole and rounds in (None, run.config.rounds):
+        run.folder.model()  # says it if that is damaged
         raise RunError(f"{path} is finished: see it with 'anybit report {path}', or give it more rounds with --rounds")
     reporter, loggers = Reporter(quiet or rank() > 0), [logger(text) for text in log or []]
     opened = open_run(path, None, lambda config: run.task(), resume=True, rounds=rounds, say=reporter.message)

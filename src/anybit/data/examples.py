@@ -168,14 +168,18 @@ def joined(parts: Sequence[Examples]) -> Examples:
     first = leaves(parts[0].x)
     for i, part in enumerate(parts):
         check_alike(part, parts[0], f"client {i}", "client 0")
-    try:
-        columns = [torch.cat([leaves(part.x)[name] for part in parts]) for name in first]
-        y = torch.cat([part.y for part in parts])
-    except RuntimeError as error:
-        raise DataError(f"the clients' arrays do not fit together ({str(error).splitlines()[0]})") from None
-    x = parts[0].x
+        here, there = ([tuple(leaf.shape[1:]) for leaf in (*leaves(each.x).values(), each.y)] for each in (part, parts[0]))
+        if here != there:
+            raise DataError(f"client {i}: inputs and target of an example have shape {_listed(here)}, but those of client 0 "
+                            f"{_listed(there)}: give all in one shape")
+    columns = [torch.cat([leaves(part.x)[name] for part in parts]) for name in first]
+    x, y = parts[0].x, torch.cat([part.y for part in parts])
     return Examples(columns[0] if isinstance(x, Tensor) else dict(zip(first, columns, strict=True)) if isinstance(x, dict)
                     else tuple(columns), y)
+
+
+def _listed(shapes: Sequence[tuple[int, ...]]) -> str:
+    return ", ".join(map(str, shapes))
 
 
 def check_alike(examples: Examples, others: Examples, what: str, other: str) -> None:
@@ -190,7 +194,7 @@ def check_alike(examples: Examples, others: Examples, what: str, other: str) -> 
             raise DataError(f"{what}: {name} is {kinds[0]}, but that of {other} is {kinds[1]}{why}: give all in one type")
 
 
-def check_labels(examples: Examples, what: str, outputs: Sequence[int]) -> None:
+def check_labels(examples: Examples, what: str, outputs: Sequence[int], split: Sequence[np.ndarray] | None = None) -> None:
     """Raise unless the labels are 0 … C − 1 for outputs of shape (N, C, d1, …): one per example, or per position."""
     positions = tuple(outputs[2:])
     if examples.y.is_floating_point() or len(outputs) < 2 or examples.y.shape[1:] != positions:
@@ -203,8 +207,30 @@ def check_labels(examples: Examples, what: str, outputs: Sequence[int]) -> None:
         bad &= examples.y != IGNORED
     if bool(bad.any()):
         place = bad.nonzero()[0].tolist()
-        raise DataError(f"{what}: example {place[0]} has label {int(examples.y[tuple(place)])}, but the model's {classes} "
-                        f"outputs allow 0…{classes - 1}")
+        raise DataError(f"{_located(place[0], what, split)} has label {int(examples.y[tuple(place)])}, but the model's "
+                        f"{classes} outputs allow 0…{classes - 1}")
+
+
+def check_ids(examples: Examples, what: str, read: Mapping[str, tuple[str, int]],
+              split: Sequence[np.ndarray] | None = None) -> None:
+    """Raise where a number has no row in the embedding that reads it. read: {input: (the embedding, its rows)}.
+
+    Clients that are computed together have their rows one after another: the number would mean another client's row.
+    """
+    inputs = leaves(examples.x)
+    for name, (layer, rows) in read.items():
+        bad = (inputs[name] < 0) | (inputs[name] >= rows)
+        if bool(bad.any()):
+            place = bad.nonzero()[0].tolist()
+            raise DataError(f"{_located(place[0], what, split)} holds the number {int(inputs[name][tuple(place)])}, but "
+                            f"embedding '{layer}' has rows 0…{rows - 1}: replace it, or give the embedding more rows")
+
+
+def _located(index: int, what: str, split: Sequence[np.ndarray] | None) -> str:
+    """Say which example it is: of a client, if a split says whose."""
+    owned = ((client, np.flatnonzero(numbers == index)) for client, numbers in enumerate(split or ()))
+    return next((f"client {client}: example {int(places[0])}" for client, places in owned if len(places)),
+                f"{what}: example {index}")
 
 
 def _instead(y: Tensor, outputs: Sequence[int]) -> str:

@@ -29,7 +29,7 @@ class Shelf:
         self.bytes = 0
         self.sizes: list[int] = []
         """As announced, once they are known."""
-        self.check: Check = lambda examples, what: None
+        self.checks: list[Check] = []
         self.form: Any = None
 
     def __getitem__(self, client: int) -> Examples:
@@ -51,7 +51,8 @@ class Shelf:
                             "all in one form")
         if self.sizes and len(examples) != self.sizes[client]:
             raise DataError(f"client {client} has {len(examples)} examples now, but {self.sizes[client]} at the start")
-        self.check(examples, f"client {client}")
+        for check in self.checks:
+            check(examples, f"client {client}")
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class OnDemand(Examples):
         return self.rows(torch.arange(start, min(end, len(self))))
 
     def when_loaded(self, check: Check, what: str) -> None:
-        self.shelf.check = check
+        self.shelf.checks.append(check)
         for client, examples in self.shelf.kept.items():
             check(examples, f"client {client}")
 

@@ -217,10 +217,13 @@ def replace_batchnorm(model: nn.Module, groups: int = 2) -> nn.Module:
     check_is_model(model)
     model = copy.deepcopy(model)
     instead, problems = dict[nn.Module, nn.Module](), list[str]()
+    norms = [child for child in model.modules() if isinstance(child, nn.modules.batchnorm._BatchNorm)]
+    common = next(n for n in (*range(groups, 1, -1), 1) if not any(norm.num_features % n for norm in norms))
     for name, child in model.named_modules():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
             if child.num_features % groups:
-                problems.append(f"layer '{name}' has {child.num_features} channels, not divisible by {groups} groups")
+                problems.append(f"layer '{name}' has {child.num_features} channels, not divisible by {groups} groups: give "
+                                f"groups={common}")
             elif set(dict(child.named_children())) - {"drop", "act"}:
                 problems.append(f"layer '{name}' is a {type(child).__name__}, a BatchNorm with its own layers: replace it "
                                 "yourself")

@@ -176,8 +176,10 @@ class SweepFolder:
         before, now = ({run.name: run for run in definition} for definition in (self.runs, runs))
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
         if changed:
-            raise RunError(f"{self.path} holds another sweep ({changed[0]} differs): continue it with 'anybit sweep "
-                           f"{self.path}', or choose another folder with --path")
+            name = changed[0]
+            how = "it lacks" if name not in before else "it also has" if name not in now else "with other settings of"
+            raise RunError(f"{self.path} holds another sweep ({how} {name}): continue it with 'anybit sweep {self.path}', "
+                           "or choose another folder with --path")
         return self
 
     def run_path(self, run: PlannedRun) -> Path:

@@ -203,7 +203,7 @@ def _function(what: str, name: str, known: Registry, trusted: Collection[str]) -
         return known[name]
     module, sign, attribute = name.partition(":")
     if not sign:
-        raise ConfigError(f"unknown {what} '{name}': {did_you_mean(name, known)}, or write 'module:function'")
+        raise ConfigError(f"unknown {what} '{name}': {did_you_mean(name, known)} (your own: 'module:function')")
     if module not in trusted:
         raise ConfigError(f"{what} '{name}' is code outside anybit: allow it with "
                           + option("import", module, python=f"trusted=[{module!r}]"))

@@ -6,8 +6,9 @@ import copy
 import functools
 import random
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,15 +16,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from anybit.config import Config
-from anybit.data.examples import Examples, check_labels, check_split
+from anybit.data.examples import Examples, check_ids, check_labels, check_split
+from anybit.data.on_demand import OnDemand
 from anybit.engines.stacked import attention
 from anybit.errors import AnybitWarning, ConfigError, ModelError
 from anybit.federated.metrics import check_alone, cross_entropy
 from anybit.federated.sampling import check_cohort
 from anybit.federated.state import trainable_weights
 from anybit.federated.variants import Variant
-from anybit.inputs import Inputs, called, described, device_of, selected, shapes
+from anybit.inputs import Inputs, called, described, device_of, leaves, selected, shapes
 from anybit.quant.calibrate import activation_ranges
+from anybit.quant.embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from anybit.quant.sites import SiteOptions, call, prepare
 from anybit.tensors import picked
 from anybit.training.task import Task
@@ -50,6 +53,7 @@ def check_ranges(config: Config, variant: Variant) -> None:
 def check_model(task: Task, config: Config) -> None:
     """Pass a few examples through the model, and look at the labels and at what loss and metric make of the outputs."""
     model, data = task.model, task.data
+    check_numbers(task, config)
     first = picked(data.train.x, slice(1))
     with _taking(model, first):
         one = data.pipeline(first)
@@ -58,9 +62,46 @@ def check_model(task: Task, config: Config) -> None:
         activation_ranges(model, config.sites, trainable_weights(model), one)
         outputs = _outputs(model, config.sites, one, task.output)
     if task.loss is cross_entropy:
-        for examples, what in ((data.train, "training data"), (data.test, "test data")):
-            examples.when_loaded(functools.partial(check_labels, outputs=outputs.shape), what)
+        _check_all(task, functools.partial(check_labels, outputs=outputs.shape))
     check_functions(task, config)
+
+
+def check_numbers(task: Task, config: Config) -> None:
+    """Raise where whole numbers of the inputs have no row in the embedding that reads them."""
+    if read := _read_by_embeddings(task, config):
+        _check_all(task, functools.partial(check_ids, read=read))
+
+
+def _check_all(task: Task, check: Callable[..., None]) -> None:
+    """Check all examples, those of clients by the number that they have there."""
+    train = task.data.train
+    train.when_loaded(check if isinstance(train, OnDemand) else functools.partial(check, split=task.split), "training data")
+    task.data.test.when_loaded(check, "test data")
+
+
+@torch.no_grad()
+def _read_by_embeddings(task: Task, config: Config) -> dict[str, tuple[str, int]]:
+    """Return {input: (embedding, its rows)} of whole numbers that go into an embedding as they are.
+
+    Tried with zeros, as a number without a row would end the pass; what fails for another reason is said elsewhere.
+    """
+    first = picked(task.data.train.x, slice(1))
+    if not any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in task.model.modules()):
+        return {}
+    zeros = pytree.tree_map(lambda leaf: leaf if leaf.is_floating_point() else torch.zeros_like(leaf), first)
+    read, prepared = dict[str, tuple[str, int]](), prepare(task.model, options=config.sites).eval()
+
+    def note(name: str, module: Any, arguments: tuple[Any, ...]) -> None:
+        for called_so, leaf in leaves(zeros).items():
+            if arguments and isinstance(arguments[0], Tensor) and arguments[0].data_ptr() == leaf.data_ptr():
+                read[called_so] = (name, len(module.weight))
+
+    for name, module in prepared.named_modules():
+        if isinstance(module, (nn.Embedding, QuantizedEmbedding, QuantizedEmbeddingBag)):
+            module.register_forward_pre_hook(functools.partial(lambda name, m, a: note(name, m, a), name))
+    with suppress(Exception):
+        called(prepared.to(device_of(zeros)), zeros)
+    return read
 
 
 def check_outputs(model: nn.Module, sites: SiteOptions, one: Inputs, output: str | int | None,
@@ -77,7 +118,7 @@ def _taking(model: nn.Module, inputs: Inputs, others: Inputs | None = None) -> I
     """Explain why a model does not take inputs. others: of the clients, where these are of the test set."""
     try:
         yield
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, IndexError) as error:
         hint = _shape_hint(model, inputs)
         if others is not None and shapes(inputs) != shapes(others):
             test, clients = (", ".join(str(tuple(shape)) for shape in shapes(each).values()) for each in (inputs, others))
@@ -87,7 +128,10 @@ def _taking(model: nn.Module, inputs: Inputs, others: Inputs | None = None) -> I
 
 
 def _shape_hint(model: nn.Module, x: Inputs) -> str:
-    """Guess what is wrong with the shape of images by the channels that the model's first convolution takes."""
+    """Guess what is wrong: parameters of another type, or the shape of images, by the channels of the first convolution."""
+    other = next((p.dtype for p in model.parameters() if p.is_floating_point() and p.dtype != torch.float32), None)
+    if other is not None:
+        return f": its parameters are {str(other).removeprefix('torch.')}; give model.float()"
     channels = next((layer.in_channels for layer in model.modules() if isinstance(layer, nn.Conv2d)), None)
     if channels is None or not isinstance(x, Tensor):
         return ""

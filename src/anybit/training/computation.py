@@ -43,6 +43,7 @@ from anybit.federated.state import Given, LogSteps, State, Trainable, projected,
 from anybit.kernels import use_kernels
 from anybit.kernels.native import library, use_native
 from anybit.quant.calibrate import activation_ranges, one_sided_layers
+from anybit.quant.checks import check_initialized
 from anybit.quant.grid import BITS
 from anybit.quant.ranges import StepTable
 from anybit.quant.single_client import SingleClientModel
@@ -232,7 +233,8 @@ def open_computation(task: Task, config: Config, check: Callable[[Task, Config],
     device = own_device(pick_device(config.device))
     if device.type == "cpu" and config.compute.convolution == "native":
         library()
-    engine = open_engine(config, device, sum(w.numel() for w in trainable_weights(task.model).values()))
+    check_initialized(task.model)
+    engine = open_engine(config, device, sum(p.numel() for p in task.model.parameters() if p.requires_grad))
     task = task.to(device)
     (check or check_clients)(task, config)
     check_widths(task.variant, config.privacy, config.seed, len(task.split))

@@ -31,9 +31,10 @@ from anybit.files.reading import read_json
 from anybit.files.writing import home, write_json
 from anybit.inputs import shapes
 from anybit.kernels.native import library
+from anybit.quant.checks import check_initialized
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import quantizers
-from anybit.training.checks import check_ranges, unmapped
+from anybit.training.checks import check_numbers, check_ranges, unmapped
 from anybit.training.computation import open_computation
 from anybit.training.machine import computing, pick_device
 from anybit.training.task import Task
@@ -90,7 +91,9 @@ def with_engine(config: Config, task: Task, say: Callable[[str], None] = lambda 
     open_choice = config.engine == "auto" and config.compute.convolution is None
     if not open_choice or pick_device(config.device).type != "cpu" or world() > 1 or os.environ.get(SWITCH) == "off":
         return config
-    check_ranges(config, task.variant)  # an error need not wait for a measurement
+    check_initialized(task.model)  # an error need not wait for a measurement
+    check_ranges(config, task.variant)
+    check_numbers(task, config)
     key = _key(config, task)
     known = _remembered().get(key)
     chosen = _read(known) if known else None

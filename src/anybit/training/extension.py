@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
+
 from anybit.config import Config
 from anybit.errors import RunError
 from anybit.federated.own import Course
@@ -28,6 +30,15 @@ def extended(folder: RunFolder, config: Config, rounds: int, schedule: Course | 
         raise RunError(f"{folder.path} cannot be extended: by its schedule a learning rate went down after round {common} "
                        f"of {config.rounds}, and its first checkpoint is of round {kept[0]}; start a new run")
     return replace(config, rounds=rounds), max(usable, default=0)
+
+
+def check_start(folder: RunFolder, last: int) -> None:
+    """Raise unless the run can go on from its checkpoint of round `last`, before anything of it is given up."""
+    paths = [path for path in folder.checkpoints() if folder.round_of(path) == last]
+    for path in paths:
+        folder.load_checkpoint(path, torch.device("cpu"))
+    if not paths and folder.finished:
+        raise RunError(f"{folder.path} is finished and has no checkpoint to go on from: start a new run in another folder")
 
 
 def _common_rounds(config: Config, rounds: int, schedule: Course | None) -> int:

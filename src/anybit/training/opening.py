@@ -16,7 +16,7 @@ from anybit.schema import plain
 from anybit.training.build import settled
 from anybit.training.computation import Computation, open_computation
 from anybit.training.engine_choice import with_engine
-from anybit.training.extension import extend, extended
+from anybit.training.extension import check_start, extend, extended
 from anybit.training.follower import Follower
 from anybit.training.identity import check_identity, identity, identity_of_data
 from anybit.training.machine import computing
@@ -68,6 +68,7 @@ def open_run(path: Path | None, config: Config | None, make_task: Callable[[Conf
         with computing(stored):
             computation = compute(replace(task, split=folder.split()), longer or stored)
         if longer and computation.engine.leads:
+            check_start(folder, last)
             extend(folder, longer.rounds, last)
             (warn or say)(f"{path} goes on from round {last}, to {longer.rounds} rounds instead of {stored.rounds}")
         return OpenRun(computation, folder if computation.engine.leads else Follower(path), True)

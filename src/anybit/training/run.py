@@ -128,7 +128,8 @@ def check_named(folder: RunFolder, config: Config) -> None:
     if OBJECT in (config.data.name, config.model.name, config.variant.name):
         then = f"continue it with anybit.fit(…, path='{folder.path}', resume=True)"
         if folder.finished:
-            then = f"anybit.fit(…, path='{folder.path}', resume=True) returns it at once, to evaluate and to export"
+            then = (f"anybit.fit(…, path='{folder.path}', resume=True) returns it at once, to evaluate and to export, and "
+                    "goes on if given more rounds")
         raise RunError(f"{folder.path} was trained from Python objects, which a folder does not hold: {then}")
 
 
