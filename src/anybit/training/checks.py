@@ -92,13 +92,13 @@ def _read_by_embeddings(task: Task, config: Config) -> dict[str, tuple[str, int]
     read, prepared = dict[str, tuple[str, int]](), prepare(task.model, options=config.sites).eval()
 
     def note(name: str, module: Any, arguments: tuple[Any, ...]) -> None:
-        for called_so, leaf in leaves(zeros).items():
+        for input_name, leaf in leaves(zeros).items():
             if arguments and isinstance(arguments[0], Tensor) and arguments[0].data_ptr() == leaf.data_ptr():
-                read[called_so] = (name, len(module.weight))
+                read[input_name] = (name, len(module.weight))
 
     for name, module in prepared.named_modules():
         if isinstance(module, (nn.Embedding, QuantizedEmbedding, QuantizedEmbeddingBag)):
-            module.register_forward_pre_hook(functools.partial(lambda name, m, a: note(name, m, a), name))
+            module.register_forward_pre_hook(functools.partial(note, name))
     with suppress(Exception):
         called(prepared.to(device_of(zeros)), zeros)
     return read
