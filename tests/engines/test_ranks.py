@@ -29,7 +29,7 @@ def test_worker_processes_under_torchrun_are_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(ConfigError, match="ranks are processes already"):
-        _local_engine(Config(engine="processes"), pick_device("cpu"))
+        _local_engine(Config(engine="processes"), pick_device("cpu"), 1)
 
 
 @pytest.fixture

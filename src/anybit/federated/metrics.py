@@ -115,7 +115,7 @@ def per_example(function: PerExample, what: str, outputs: Tensor, targets: Tenso
     if not isinstance(values, Tensor):
         raise ConfigError(f"{name} returned a {type(values).__name__}: return a tensor with one value per example")
     if values.shape != (len(targets),):
-        hint = "return one value per example, " + ("without .mean()" if what == "metric" else "e.g. reduction='none'")
+        hint = "return one value per example, e.g. by reduction='none' or without .mean()"
         if values.dim() > 1 and outputs.numel() == targets.numel() and outputs.shape != targets.shape:
             hint = "the two were broadcast: give them one shape, e.g. outputs.squeeze(1)"
         elif values.dim() > 1:
