@@ -3,7 +3,7 @@
     python benchmarks/first_rounds.py results/performance/first-rounds.csv "KURE, compiled=runs/kure" …
 
 A folder holds the runs of one sweep. A round of the program is its runs' shares together; the first one waits for compilers
-and the first capture. Whoever watched a first round to its end is not part of it.
+and the first capture. If something waits after one run's first round, the shares of the others contain it: the least counts.
 """
 
 from __future__ import annotations

@@ -199,3 +199,18 @@ def test_numbers_of_several_inputs_and_of_the_test_set_are_looked_at() -> None:
 
     with pytest.raises(DataError, match=r"^test data: example 4 holds the number 9, but embedding 'embed'"):
         anybit.fit(Two(), [part(1), part(2)], part(9), output="logits", **FAST)
+
+
+def test_columns_that_go_into_embeddings_of_their_own_are_no_mistake() -> None:
+    class Columns(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.user, self.item, self.head = nn.Embedding(3, 4), nn.Embedding(9, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.user(x[:, 0]) + self.item(x[:, 1]))  # type: ignore[no-any-return]
+
+    draw = np.random.default_rng(0)
+    part = np.stack([draw.integers(3, size=8), draw.integers(9, size=8)], 1), draw.integers(3, size=8)
+    part[0][3, 1] = 8
+    assert anybit.fit(Columns(), [part, part], part, **FAST).scores["W4"]

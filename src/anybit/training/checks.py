@@ -92,9 +92,11 @@ def _read_by_embeddings(task: Task, config: Config) -> dict[str, tuple[str, int]
     read, prepared = dict[str, tuple[str, int]](), prepare(task.model, options=config.sites).eval()
 
     def note(name: str, module: Any, arguments: tuple[Any, ...]) -> None:
+        x, found = arguments[0] if arguments else None, (name, len(module.weight))
         for input_name, leaf in leaves(zeros).items():
-            if arguments and isinstance(arguments[0], Tensor) and arguments[0].data_ptr() == leaf.data_ptr():
-                read[input_name] = (name, len(module.weight))
+            # All of an input: a column of it has the same address.
+            if isinstance(x, Tensor) and x.data_ptr() == leaf.data_ptr() and x.shape == leaf.shape:
+                read[input_name] = min(read.get(input_name, found), found, key=lambda each: each[1])
 
     for name, module in prepared.named_modules():
         if isinstance(module, (nn.Embedding, QuantizedEmbedding, QuantizedEmbeddingBag)):

@@ -157,6 +157,8 @@ class RunFolder(Logs):
         except (KeyError, ValueError, RunError) as error:
             older = [p for p in self.checkpoints() if p != path]
             fix = f"delete it to resume from {older[-1].name}" if older else "delete it to start again from round 0"
+            if self.finished and not older:
+                fix = "without it a finished run cannot go on; its model is still there"
             raise RunError(f"checkpoint {path} cannot be read ({error}): {fix}") from None
         if digest not in (self.config_digest(), *map(self.config_digest, self.extended_from())):
             raise RunError(f"{self.file('config.json')} is not the config that {path.name} was trained with: restore it, "
