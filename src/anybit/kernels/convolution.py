@@ -8,7 +8,7 @@ multiplied, with nothing unfolded in memory. Tiles are the fastest of those trie
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from anybit.kernels.operators import channels_last, laid_out, operator
-
-PROGRAMS = 1056
-"""Programs that keep a large GPU busy; a sum over pixels is cut into as many parts as that takes."""
+from anybit.kernels.tiles import fitting, shared_memory, tile, weight_plan
 
 MANY = 16
 """Input channels that fill a tile with one tap; with fewer, several taps share a tile."""
@@ -167,10 +165,6 @@ def _weight_grad_kernel(x, dy, out, pixels, H: tl.constexpr, W: tl.constexpr, OH
         tl.store(out + place, totals[k], mask=(j < K * I)[:, None] & (o < O)[None, :])
 
 
-def _tile(size: int, most: int) -> int:
-    return min(most, max(16, int(triton.next_power_of_2(size))))
-
-
 def _convolve(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
     """Compute x ∗ w; x (client, image, channel, row, column), w (client, out, row, tap, in)."""
     x, w = laid_out(x), w.contiguous()
@@ -178,11 +172,12 @@ def _convolve(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
     outer, kernel = w.shape[1:3]
     y = _fake_convolve(x, w, stride, padding)
     out_rows, out_columns = y.shape[3:]
-    pixels, tile = images * out_rows * out_columns, _tile(outer, 64)
-    together = _tile(inner, 32) if inner >= MANY else _tile(kernel * kernel * inner, 128)
-    _convolve_kernel[(triton.cdiv(pixels, 128), triton.cdiv(outer, tile), clients)](
+    pixels, tile_o, length = images * out_rows * out_columns, tile(outer, 64), kernel * kernel * inner
+    tile_j = tile(inner, 32) if inner >= MANY else tile(length, 128)
+    _convolve_kernel[(triton.cdiv(pixels, 128), triton.cdiv(outer, tile_o), clients)](
         x, w, y, pixels, H=rows, W=columns, OH=out_rows, OW=out_columns, I=inner, O=outer, K=kernel, STRIDE=stride,
-        PAD=padding, MANY=MANY, BM=128, BJ=together, BO=tile, num_warps=4)
+        PAD=padding, MANY=MANY, BM=128, BO=tile_o,
+        BJ=fitting(tile_j, length, (128 + tile_o) * x.element_size(), shared_memory(x)), num_warps=4)
     return y
 
 
@@ -192,10 +187,11 @@ def _strided_grad(dy: Tensor, w: Tensor, rows: int, columns: int, stride: int, p
     clients, images, outer = dy.shape[:3]
     inner, kernel = w.shape[1:3]
     dx = _fake_strided_grad(dy, w, rows, columns, stride, padding)
-    per_remainder, tile = images * triton.cdiv(rows, stride) * triton.cdiv(columns, stride), _tile(inner, 64)
-    _strided_grad_kernel[(triton.cdiv(per_remainder, 128), stride * stride * triton.cdiv(inner, tile), clients)](
+    per_remainder, tile_i = images * triton.cdiv(rows, stride) * triton.cdiv(columns, stride), tile(inner, 64)
+    _strided_grad_kernel[(triton.cdiv(per_remainder, 128), stride * stride * triton.cdiv(inner, tile_i), clients)](
         dy, w, dx, images * rows * columns, H=dy.shape[3], W=dy.shape[4], IH=rows, IW=columns, O=outer, I=inner, K=kernel,
-        STRIDE=stride, PAD=padding, BM=128, BO=_tile(outer, 64), BI=tile, num_warps=4)
+        STRIDE=stride, PAD=padding, BM=128, BI=tile_i,
+        BO=fitting(tile(outer, 64), outer, (128 + tile_i) * dy.element_size(), shared_memory(dy)), num_warps=4)
     return dx
 
 
@@ -204,38 +200,13 @@ def _weight_grad(x: Tensor, dy: Tensor, kernel: int, stride: int, padding: int) 
     x, dy = laid_out(x), laid_out(dy)
     clients, images, inner, rows, columns = x.shape
     outer, out_rows, out_columns = dy.shape[2:]
-    plan = _weight_plan(x, dy, kernel)
+    plan = weight_plan(x, dy, kernel)
     out = x.new_empty((clients, plan.parts, kernel, kernel, inner, outer), dtype=torch.float32)
     _weight_grad_kernel[(plan.parts, plan.programs, clients)](
         x, dy, out, images * out_rows * out_columns, H=rows, W=columns, OH=out_rows, OW=out_columns,
         I=inner, O=outer, K=kernel, STRIDE=stride, PAD=padding, SPLIT=x.is_cuda and x.dtype == torch.float32,
         STEPS=plan.steps, ROWS=plan.rows, STAGES=plan.stages, BM=plan.pixels, BJ=plan.tile_j, BO=plan.tile_o, num_warps=4)
     return out
-
-
-class _Plan(NamedTuple):
-    """The cut of a sum over pixels: parts of so many steps of so many pixels each, in so many programs."""
-
-    parts: int
-    steps: int
-    pixels: int
-    programs: int
-    rows: int
-    stages: int
-    tile_j: int
-    tile_o: int
-
-
-def _weight_plan(x: Tensor, dy: Tensor, kernel: int) -> _Plan:
-    """Let rows of the kernel share a program where registers have room for their sums."""
-    # float32 is split on its way, which a load that runs ahead would slow down.
-    pixels, stages = (32, 1) if x.element_size() > 2 else (64, 3)
-    tile_j, tile_o = _tile(kernel * x.shape[2], 64), _tile(dy.shape[2], 64)
-    rows = kernel if kernel * tile_j * tile_o <= 3 * 64 * 64 else 1
-    programs = kernel // rows * triton.cdiv(kernel * x.shape[2], tile_j) * triton.cdiv(dy.shape[2], tile_o)
-    blocks = triton.cdiv(dy.shape[1] * dy.shape[3] * dy.shape[4], pixels)
-    steps = triton.cdiv(blocks, max(1, min(blocks, PROGRAMS // (programs * x.shape[0]))))
-    return _Plan(triton.cdiv(blocks, steps), steps, pixels, programs, rows, stages, tile_j, tile_o)
 
 
 def _fake_convolve(x: Tensor, w: Tensor, stride: int, padding: int) -> Tensor:
@@ -248,7 +219,7 @@ def _fake_strided_grad(dy: Tensor, w: Tensor, rows: int, columns: int, stride: i
 
 
 def _fake_weight_grad(x: Tensor, dy: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
-    parts = _weight_plan(x, dy, kernel).parts
+    parts = weight_plan(x, dy, kernel).parts
     return x.new_empty((x.shape[0], parts, kernel, kernel, x.shape[2], dy.shape[2]), dtype=torch.float32)
 
 
