@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from anybit.kernels import convolution, norm
+from anybit.kernels import convolution, norm, tiles
 
 IMAGES = 64
 LAYERS = [(16, 16, 32, 3, 1), (32, 32, 16, 3, 1), (64, 64, 8, 3, 1), (3, 16, 32, 3, 1), (3, 20, 32, 5, 0),
@@ -96,7 +96,7 @@ class Bench:
         if c.kernel == "weight_grad":
             blocks = triton.cdiv(pixels, c.pixels)
             per = kernel // c.rows * triton.cdiv(kernel * inner, c.together) * triton.cdiv(outer, tile_o)
-            steps = triton.cdiv(blocks, max(1, min(blocks, convolution.PROGRAMS // (per * self.clients))))
+            steps = triton.cdiv(blocks, max(1, min(blocks, tiles.PROGRAMS // (per * self.clients))))
             parts = triton.cdiv(blocks, steps)
             out = torch.empty(self.clients, parts, kernel, kernel, inner, outer, device="cuda")
             split = self.dtype == torch.float32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,3 +45,25 @@ def test_a_compiled_round_is_the_reference(variant: Variant) -> None:
     reference, compiled = after_rounds(variant, Sequential()), after_rounds(variant, Stacked(4, compiled=True))
     for name, w in reference.items():
         assert torch.allclose(compiled[name], w, atol=1e-5), name
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_older_compiler_has_no_message_to_spell_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As torch 2.11 and 2.12 do, at once: most of the time of a compilation (benchmarks/lowering.py)."""
+    from torch._inductor import exc, graph
+
+    from anybit.engines.capture import Compiled
+    from anybit.kernels.convolution import conv2d
+    from anybit.kernels.operators import announce
+
+    spelled = []
+    monkeypatch.setattr(exc.OperatorIssue, "operator_str", lambda target, *rest: spelled.append(target) or "")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(graph, "LazyString", lambda function, *arguments: function(*arguments))
+    with monkeypatch.context() as old:
+        old.setattr(torch, "__version__", type(torch.__version__)("2.11.0"))
+        announce()
+    x, w = torch.randn(2, 16, 4, 4), torch.randn(16, 16, 3, 3)
+    found = Compiled(lambda x, w: 2 * conv2d(x, w, 1, 1))(x, w)
+    assert torch.allclose(found, 2 * torch.nn.functional.conv2d(x, w, padding=1), atol=1e-4)
+    assert not spelled

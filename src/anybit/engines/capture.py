@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from anybit.kernels.operators import announce
+
 
 class Compiled:
     """A function of tensors, compiled once per shape of its arguments.
@@ -25,7 +27,9 @@ class Compiled:
     def __call__(self, *arguments: Any) -> Any:
         key = tuple((t.shape, t.dtype) for t in pytree.tree_leaves(arguments))
         if key not in self.compiled:
-            self.compiled[key] = torch.compile(make_fx(self.function)(*arguments), fullgraph=True)
+            traced = make_fx(self.function)(*arguments)
+            announce()
+            self.compiled[key] = torch.compile(traced, fullgraph=True)
         return self.compiled[key](*arguments)
 
 
