@@ -1,4 +1,4 @@
-"""What is no error and hardly meant: inputs that nobody scaled, and trainings that end at chance."""
+"""What is no error and hardly meant: inputs that nobody scaled, probabilities as outputs, trainings that end at chance."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ class Scaling(nn.Module):
         return self.layer(x.flatten(1) / 255)
 
 
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.expand(-1, -1, 2)
+
+
 def test_floats_that_look_like_bytes_are_said_once_before_training() -> None:
     said = fit(BYTES.astype(np.float32))
     assert said == ["inputs look like 0…255: divide them by 255, or give uint8, which is scaled"]
@@ -49,6 +54,21 @@ def test_floats_that_look_like_bytes_are_said_once_before_training() -> None:
     (DRAW.integers(0, 17, size=(24, 16)).astype(np.float32), {})])
 def test_scaled_inputs_are_not_spoken_of(x: np.ndarray, given: dict[str, Any]) -> None:
     assert fit(x, **given) == []
+
+
+def test_probabilities_are_no_logits() -> None:
+    """Of a row, of every token, and not where they are meant: log-softmax, another loss, a single output."""
+    def ending(*last: nn.Module) -> dict[str, Any]:
+        return {"model": nn.Sequential(nn.Linear(4, 3), *last)}
+
+    few, labels = DRAW.normal(size=(24, 4)).astype(np.float32), Y
+    said = ["the model's outputs are probabilities (none is negative, and they sum to 1), which cross-entropy takes for "
+            "logits: it learns slowly; leave the softmax out"]
+    assert fit(few, labels, **ending(nn.Softmax(1))) == said
+    assert fit(few, np.stack([labels, labels], 1) % 3, **ending(nn.Softmax(1), nn.Unflatten(1, (3, 1)), Twice())) == said
+    assert fit(few, labels, **ending(nn.LogSoftmax(1))) == []
+    assert fit(few, labels, **ending(nn.Sigmoid())) == []
+    assert fit(few, np.eye(3, dtype=np.float32)[labels], loss="mse", **ending(nn.Softmax(1))) == []
 
 
 def test_a_training_that_ends_at_chance_names_the_usual_causes() -> None:

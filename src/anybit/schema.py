@@ -183,9 +183,10 @@ def _read_fields(kind: type, value: Any, where: str, errors: _Errors) -> Any:
 
 def _as_list(where: str, value: Any) -> str:
     """Show how to write a list whose items were given without brackets."""
-    if not isinstance(value, str) or "," not in value or len(value) > 60:
+    listed = "," in value if isinstance(value, str) else isinstance(value, int) and not isinstance(value, bool)
+    if not listed or len(str(value)) > 60:
         return ""
-    parts = [part.strip() for part in value.split(",") if part.strip()]
+    parts = [part.strip() for part in str(value).split(",") if part.strip()]
     items = ", ".join(part if _NUMBER.fullmatch(part) else json.dumps(part, ensure_ascii=False) for part in parts)
     return f", written '{where}=[{items}]' (in the shell with these quotes)"
 

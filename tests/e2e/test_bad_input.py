@@ -25,6 +25,7 @@ OWN = ["--import", "tiny_models"]
     (["run", "quickstart/mqat", "variant.bits=[2,9]"], "bits = 9: a bit-width is one of 2…8, or 32"),
     (["run", "quickstart/mqat", "variant.bits=2,4"],
      "variant.bits = '2,4': must be a list, written 'variant.bits=[2, 4]' (in the shell with these quotes)"),
+    (["run", "quickstart/mqat", "variant.bits=3"], "variant.bits = 3: must be a list, written 'variant.bits=[3]' (in the"),
     (["run", "quickstart/mqat", "evaluation.sites=W,A"],
      """evaluation.sites = 'W,A': must be a list, written 'evaluation.sites=["W", "A"]' (in"""),
     (["run", "quickstart/fedavg", "ranges.learned=true", "--dry-run"],

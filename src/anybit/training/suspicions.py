@@ -1,17 +1,19 @@
-"""The scale of inputs: a model hardly learns from pixels of 0 to 255, and nothing else says so."""
+"""What is no error and hardly meant: pixels of 0 to 255, probabilities where the loss expects logits."""
 
 from __future__ import annotations
 
 import warnings
 
+import torch
 from torch import Tensor, nn
 
 from anybit.config import Config
 from anybit.errors import AnybitWarning
+from anybit.federated.metrics import cross_entropy
 from anybit.federated.state import trainable_weights
-from anybit.inputs import Inputs, leaves
+from anybit.inputs import Inputs, called, device_of, leaves, selected
 from anybit.quant.calibrate import activation_ranges
-from anybit.quant.sites import SiteOptions
+from anybit.quant.sites import SiteOptions, prepare
 from anybit.tensors import picked
 from anybit.training.task import Task
 
@@ -27,6 +29,20 @@ def warn_of_scale(task: Task, config: Config) -> None:
         if (words := unscaled(x)) and _reaches_a_layer(task.model, config.sites, inputs, x):
             what = "inputs" if isinstance(inputs, Tensor) else f"inputs '{name}'"
             warnings.warn(f"{what} {words}", AnybitWarning, stacklevel=2)
+
+
+@torch.no_grad()
+def warn_of_probabilities(task: Task, config: Config) -> None:
+    """Warn of a softmax before cross-entropy, which has one of its own: what is left is a fraction of the gradient."""
+    if task.loss is not cross_entropy:
+        return
+    inputs = task.data.pipeline(picked(task.data.train.x, slice(_EXAMPLES)))
+    prepared = prepare(task.model, options=config.sites).eval().to(device_of(inputs))
+    outputs = selected(called(prepared, inputs), task.output)
+    off = (outputs.float().sum(1) - 1).abs().max()
+    if outputs.shape[1] > 1 and float(outputs.min()) >= 0 and float(off) < 1e-3:
+        warnings.warn("the model's outputs are probabilities (none is negative, and they sum to 1), which cross-entropy "
+                      "takes for logits: it learns slowly; leave the softmax out", AnybitWarning, stacklevel=2)
 
 
 def unscaled(x: Tensor) -> str:
