@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +168,8 @@ def test_what_a_killed_writer_left_behind_is_removed(small: SweepFolder) -> None
 
 def test_another_definition_is_refused(small: SweepFolder, home: Path) -> None:
     SweepFolder.begin(Path("sweep"), plan(["quickstart"], TINY, [1, 2]))
-    for names, overrides, seeds, how in ((["quickstart"], TINY, [1, 2, 3], "it lacks .*-seed3"),
-                                         (["quickstart"], [*TINY, "rounds=5"], [1, 2], "with other settings of .*-seed1"),
+    for names, overrides, seeds, how in ((["quickstart"], TINY, [1, 3], "it also has .*-seed2"),
+                                         (["quickstart"], [*TINY, "rounds=5"], [1, 2, 3], "with other settings of .*-seed1"),
                                          (["quickstart/mqat"], TINY, [1, 2], "it also has fedavg-seed1")):
         with pytest.raises(RunError, match=rf"holds another sweep \({how}\): .* choose another folder with --path"):
             SweepFolder.begin(Path("sweep"), plan(names, overrides, seeds))
@@ -176,6 +177,44 @@ def test_another_definition_is_refused(small: SweepFolder, home: Path) -> None:
     (home / "run/config.json").write_text("{}")
     with pytest.raises(RunError, match="holds a run, not a sweep"):
         SweepFolder.begin(Path("run"), small.runs)
+
+
+def test_more_seeds_join_a_sweep(whole: Path, home: Path) -> None:
+    """As if they had been there from the start: whether the others are finished or not."""
+    train_sweep(SweepFolder.begin(Path("sweep"), plan(["quickstart"], TINY, [1])), SweepWatch(), TRUSTED)
+    (home / "sweep/mqat-seed1/evaluation.json").unlink()
+    longer = SweepFolder.begin(Path("sweep"), plan(["quickstart"], TINY, [2, 1]))
+    assert [run.name for run in longer.unfinished()] == ["fedavg-seed2", "mqat-seed2", "mqat-seed1"]
+    assert train_sweep(longer, SweepWatch(), TRUSTED) == {}
+    for run, name in product(longer.runs, RESULTS):
+        assert (longer.run_path(run) / name).read_bytes() == (whole / run.name / name).read_bytes(), (run.name, name)
+    assert SweepFolder.open(Path("sweep")).runs == longer.runs
+    assert SweepFolder.begin(Path("sweep"), longer.runs).unfinished() == []
+
+
+@pytest.mark.parametrize(("writes", "runs"), [(0, 4), (1, 4), (2, 6)])
+def test_a_sweep_killed_while_it_got_more_runs_has_them_or_not(small: SweepFolder, monkeypatch: pytest.MonkeyPatch,
+                                                               writes: int, runs: int) -> None:
+    more, left = plan(["quickstart"], TINY, [1, 2, 3]), iter(range(writes))
+
+    def write(path: Path, content: bytes) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        path.write_bytes(content)
+    with monkeypatch.context() as patch:
+        patch.setattr("anybit.sweeps.plan.write_bytes", write)
+        patch.setattr("anybit.files.digests.write_bytes", write)
+        with pytest.raises(KeyboardInterrupt):
+            SweepFolder.begin(small.path, more)
+    assert len(SweepFolder.open(small.path).runs) == runs
+    assert SweepFolder.begin(small.path, more).runs == more == SweepFolder.open(small.path).runs
+
+
+def test_a_signed_sweep_gets_no_more_runs(small: SweepFolder) -> None:
+    (small.path / "manifest.json.sig").write_bytes(b"signed")
+    with pytest.raises(RunError, match="is signed, and gets no more runs: choose another folder with --path"):
+        SweepFolder.begin(small.path, plan(["quickstart"], TINY, [1, 2, 3]))
+    assert SweepFolder.begin(small.path, small.runs).runs == small.runs
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"runs": [{"name": "a"}]}', '{"runs": [3]}'])

@@ -32,7 +32,8 @@ def sweep(names: Annotated[list[str], typer.Argument(
               metavar="SECONDS", help="Stop with a checkpoint after this time.")] = None,
           dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print the runs, then exit.")] = False,
           imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
-    """Train many runs: recipes × varied settings × seeds. Repeat the command to continue and to retry what failed."""
+    """Train many runs: recipes × varied settings × seeds. Repeat the command to continue and to retry what failed, or with
+    more seeds, values or recipes to add them."""
     from anybit.sweeps.plan import SweepFolder, is_sweep
     from anybit.sweeps.preflight import check_without_data
     from anybit.sweeps.schedule import SweepWatch, train_sweep
@@ -49,7 +50,10 @@ def sweep(names: Annotated[list[str], typer.Argument(
                      [[run.name, run.recipe, str(run.seed), str(run.config.rounds), " ".join(run.overrides) or "–"]
                       for run in runs])
         return
+    before = len(SweepFolder.open(folder).runs) if is_sweep(folder) else len(runs)
     begun = SweepFolder.begin(folder, runs)
+    if len(runs) > before:
+        say(f"{folder} gets {len(runs) - before} more runs: it had {before}")
     reporter = SweepReporter(begun, quiet)
     watch = SweepWatch(reporter.on_state, reporter.on_round, reporter.on_message,
                        None if time_limit is None else started + time_limit)

@@ -20,6 +20,7 @@ from anybit.errors import AnybitError, ConfigError, RunError
 from anybit.files.digests import MANIFEST, Digest, Digests
 from anybit.files.holding import locked, own_folder
 from anybit.files.reading import TEXT_LIMIT, parse_json, read_bytes
+from anybit.files.signatures import SUFFIX
 from anybit.files.writing import stale, to_json, write_bytes, writing
 from anybit.schema import plain, read
 
@@ -141,20 +142,17 @@ class SweepFolder:
 
     @staticmethod
     def begin(path: Path, runs: Sequence[PlannedRun]) -> SweepFolder:
-        """Start a sweep, or go on with the one that is there, if it is the same."""
+        """Start a sweep, or go on with the one that is there, if `runs` are its runs or these and more."""
         if is_sweep(path):
-            return SweepFolder.open(path)._checked(runs)
+            return SweepFolder.open(path)._with(runs)
         if (path / "config.json").exists():
             raise RunError(f"{path} holds a run, not a sweep: choose another folder with --path")
         with writing(path, "choose another folder with --path"):
             path.mkdir(parents=True, exist_ok=True)
         with locked(path), writing(path, "choose another folder with --path"):
-            if is_sweep(path):  # somebody may have started one before we held the folder
-                return SweepFolder.open(path)._checked(runs)
-            content = to_json({"runs": [plain(run) for run in runs]})
-            Digests({"sweep.json": (Digest.of(content),)}).write(path)
-            write_bytes(path / "sweep.json", content)
-        return SweepFolder(path, runs)
+            if not (begun := is_sweep(path)):  # somebody may have started one before we held the folder
+                SweepFolder(path, runs)._write()
+        return SweepFolder.open(path)._with(runs) if begun else SweepFolder(path, runs)
 
     @staticmethod
     def open(path: Path) -> SweepFolder:
@@ -171,16 +169,37 @@ class SweepFolder:
             raise RunError(f"{path / 'sweep.json'} is not a sweep ({error})") from None
         return SweepFolder(path, runs)
 
-    def _checked(self, runs: Sequence[PlannedRun]) -> SweepFolder:
-        """Return this sweep if `runs` are its runs: results of two definitions must not mix in one folder."""
-        before, now = ({run.name: run for run in definition} for definition in (self.runs, runs))
-        changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-        if changed:
-            name = changed[0]
-            how = "it lacks" if name not in before else "it also has" if name not in now else "with other settings of"
-            raise RunError(f"{self.path} holds another sweep ({how} {name}): continue it with 'anybit sweep {self.path}', "
-                           "or choose another folder with --path")
-        return self
+    def _with(self, runs: Sequence[PlannedRun]) -> SweepFolder:
+        """Return this sweep with `runs`, written down if there are new ones."""
+        if not self._lacks(runs):
+            return self
+        if (self.path / f"{MANIFEST}{SUFFIX}").exists():
+            raise RunError(f"{self.path} is signed, and gets no more runs: choose another folder with --path")
+        with self.locked(), writing(self.path, "free some space, then run the sweep again"):
+            begun = SweepFolder.open(self.path)
+            if begun._lacks(runs):
+                SweepFolder(self.path, runs)._write(read_bytes(self.path / "sweep.json", TEXT_LIMIT))
+        return SweepFolder(self.path, runs)
+
+    def _lacks(self, runs: Sequence[PlannedRun]) -> bool:
+        """Tell if there are more runs than here; raise unless all of these are among them, as they are: results of two
+        definitions must not mix in one folder."""
+        now = {run.name: run for run in runs}
+        for run in self.runs:
+            if run != now.get(run.name):
+                how = "with other settings of" if run.name in now else "it also has"
+                raise RunError(f"{self.path} holds another sweep ({how} {run.name}): continue it with 'anybit sweep "
+                               f"{self.path}', or choose another folder with --path")
+        return len(now) > len(self.runs)
+
+    def _write(self, before: bytes | None = None) -> None:
+        """Write sweep.json, in place of what was there, so that a process killed in between leaves either."""
+        content = to_json({"runs": [plain(run) for run in self.runs]})
+        old, new = () if before is None else (Digest.of(before),), (Digest.of(content),)
+        Digests({"sweep.json": old + new}).write(self.path)
+        write_bytes(self.path / "sweep.json", content)
+        if old:
+            Digests({"sweep.json": new}).write(self.path)
 
     def run_path(self, run: PlannedRun) -> Path:
         return own_folder(self.path / run.name)
