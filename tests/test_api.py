@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -82,6 +83,11 @@ def test_a_run_is_kept_opened_and_resumed(mlp: nn.Module, clients: list[Arrays],
     assert torch.equal(run.steps().steps["0.weight_quantizer"], whole.steps.steps["0.weight_quantizer"])
     with pytest.raises(RunError, match="Python objects"):
         anybit.Run.load(tmp_path / "cut").task()
+    other = copy.deepcopy(mlp)
+    name = next(name for name, part in other.named_modules() if isinstance(part, nn.ReLU))
+    other.set_submodule(name, nn.Tanh())
+    with pytest.warns(anybit.AnybitWarning, match=rf"trained with another model: '{name}' was ReLU\(\), now Tanh\(\); its"):
+        anybit.Run.load(tmp_path / "cut", model=other).model()
 
 
 def squared(outputs: Tensor, targets: Tensor) -> Tensor:

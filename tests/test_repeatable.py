@@ -60,6 +60,26 @@ def test_a_buffer_that_forward_changes_is_named(engine: EngineName) -> None:
         fit(Passes(counted), engine)
 
 
+@pytest.mark.parametrize("engine", ["auto", "sequential", "stacked"])
+def test_an_input_that_forward_changes_is_refused_before_it_is_anybodys_data(engine: EngineName) -> None:
+    class Standardized(Passes):
+        def forward(self, x: Tensor) -> Tensor:
+            x -= 0.3
+            return super().forward(x)
+
+    x, y = np.ones((8, 3), np.float32), np.arange(8) % 2
+    with pytest.raises(ModelError, match=r"forward changes its input in place .*: write x = x - …"):
+        anybit.fit(Standardized(lambda model, x: x), [(x, y)], (x, y), rounds=1, engine=engine)
+    assert (x == 1).all()
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential", "stacked"])
+def test_examples_that_are_mixed_are_refused(engine: EngineName) -> None:
+    """A device has one example at a time: what a batch's mean takes away would be everything."""
+    with pytest.raises(ModelError, match=r"mixes the examples of a batch: alone, the first one has outputs that differ by"):
+        fit(Passes(lambda model, x: x - x.mean(0)), engine)
+
+
 def test_dropout_at_rest_is_said_once_and_frozen_batchnorm_is_not() -> None:
     with pytest.warns(anybit.AnybitWarning, match=r"trains without its dropout \('dropout'\); call") as said:
         fit(Passes(lambda model, x: model.dropout(x)).eval())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from anybit.models import resnet20
 from anybit.quant.grid import GridName, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions
-from tests.export.command import run
+from tests.export.command import TRUSTED, run
 from tests.export.test_onnx import untrained
 
 pytestmark = pytest.mark.artifacts
@@ -268,6 +269,15 @@ def test_a_wrong_artifact_is_rejected(tmp_path: Path, monkeypatch: pytest.Monkey
     artifact = Exporter(subject, tmp_path).export(Width(4, 32), "c")
     assert artifact.rejected
     assert {p.name for p in tmp_path.iterdir()} == {"model.w4.c.rejected", "model.w4.h.rejected"}
+
+
+def test_without_onnx(run_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose options export.json records where there are ONNX artifacts alone."""
+    for package in ("onnx", "onnxruntime"):
+        monkeypatch.setitem(sys.modules, package, None)
+    run(["export", str(run_path), "--width", "W4", "--runtime", "c", "--out", str(tmp_path), "--import", TRUSTED[0]])
+    assert {p.name for p in tmp_path.iterdir()} == {"model.w4.c", "model.w4.h", "export.json", "README.md"}
+    assert "signed" not in json.loads((tmp_path / "export.json").read_text())["options"]
 
 
 def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

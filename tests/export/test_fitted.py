@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 import anybit
 from anybit.api import Fitted
@@ -53,6 +54,45 @@ def test_as_c(fitted: Fitted, tmp_path: Path) -> None:
     for artifact in fitted.export(tmp_path, ["W2", "W8A8"], "c"):
         assert artifact.verdict.artifact == fitted.scores[artifact.width].metric
         assert {f"model.{artifact.width.lower()}.{kind}" for kind in "ch"} == {artifact.file, *artifact.files}
+
+
+def test_another_model_in_the_same_folder_is_said(fitted: Fitted, tmp_path: Path) -> None:
+    fitted.export(tmp_path, ["W8", "W4"], "archive")
+    other = fit(variants.mqat(), 31)
+    with pytest.warns(anybit.AnybitWarning, match=r"still holds model\.w8\.safetensors of another model: remove"):
+        other.export(tmp_path, ["W4"], "archive")
+
+
+def test_no_width_is_said(fitted: Fitted, tmp_path: Path) -> None:
+    with pytest.raises(anybit.AnybitError, match=r"no width is given: name some, e\.g\. W4"):
+        fitted.export(tmp_path / "out", [])
+    assert not (tmp_path / "out").exists()
+
+
+def test_bytes_are_scaled_before_mean_and_deviation(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.integers(0, 256, size=(40, 8)).astype(np.uint8), np.arange(40) % 4
+    pipeline = anybit.Pipeline(mean=(0.5,) * 8, std=(0.25,) * 8)
+    found = anybit.fit(nn.Sequential(nn.Linear(8, 4)), [(x, y)], (x, y), rounds=1, pipeline=pipeline)
+    found.export(tmp_path, ["W8"], min_accuracy=0)
+    model = pytest.importorskip("onnx").load(str(tmp_path / "model.w8.onnx"))
+    facts = {entry.key: entry.value for entry in model.metadata_props}
+    assert (facts["scale"], facts["mean"]) == ("1/255", str([0.5] * 8))
+
+
+class Stairs(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.div(x, 0.125, rounding_mode="floor") / 8
+
+
+def test_a_rounded_quotient_is_not_a_quotient(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(40, 8)).astype(np.float32), np.arange(40) % 4
+    found = anybit.fit(nn.Sequential(nn.Linear(8, 8), Stairs(), nn.Linear(8, 4)), [(x, y)], (x, y), rounds=1)
+    with pytest.raises(anybit.AnybitError, match=r"the C export does not round quotients \(rounding_mode\)"):
+        found.export(tmp_path, ["W8"], "c", min_accuracy=0)
+    with pytest.warns(anybit.AnybitWarning, match=r"no graph, so that no reader runs it: .*does not round quotients"):
+        found.export(tmp_path, ["W8"], "archive", min_accuracy=0)
 
 
 def test_the_grid_is_the_variants_choice(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,37 @@ def test_wrong_answers_are_rejected(elsewhere: Exporter, monkeypatch: pytest.Mon
     monkeypatch.setattr(exporting, "onnx_outputs", lambda path, subject: right(path, subject).roll(1, 1))
     artifact = elsewhere.export(Width(4, 8))
     assert artifact.rejected
-    assert "more than 0.5 apart" in artifact.verdict.problem
+    assert re.search(r"more than [\d.]+ apart", artifact.verdict.problem)
     assert artifact.file == "model.w4a8.onnx.rejected"
     assert [p.name for p in elsewhere.folder.glob("model.*")] == ["model.w4a8.onnx.rejected"]
     monkeypatch.undo()
     assert not elsewhere.export(Width(4, 8)).rejected
     assert [p.name for p in elsewhere.folder.glob("model.*")] == ["model.w4a8.onnx"], "a good one replaces it"
+
+
+@pytest.mark.parametrize(("width", "problem"), [
+    (Width(4, 32), "the relative error of its outputs is 0.5, more than 0.05"), (Width(4, 8), "")])
+def test_other_outputs_with_the_same_decisions(elsewhere: Exporter, monkeypatch: pytest.MonkeyPatch, width: Width,
+                                               problem: str) -> None:
+    """Outputs of half the size around their mean: where only weights are rounded, another computation."""
+    right = exporting.onnx_outputs
+
+    def shrunk(path: Path, subject: Any) -> torch.Tensor:
+        found = right(path, subject)
+        return (found - found.mean(0)) / 2 + found.mean(0)
+    monkeypatch.setattr("anybit.export.verify.same_decisions", lambda left, right: 1.0)
+    monkeypatch.setattr("anybit.export.verify.metric", lambda subject, found: 80.0)
+    monkeypatch.setattr(exporting, "onnx_outputs", shrunk)
+    assert elsewhere.export(width).verdict.problem == problem
+
+
+def test_two_decisions_of_a_small_test_set_are_no_problem(elsewhere: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = len(elsewhere.subject.data.test)
+    assert examples < 400
+    for decisions, rejected in ((2, False), (3, True)):
+        found = iter([80.0, 80.0, 80.0 - 99.9 * decisions / examples])
+        monkeypatch.setattr("anybit.export.verify.metric", lambda subject, outputs, found=found: next(found))
+        assert elsewhere.export(Width(4, 8)).rejected == rejected
 
 
 def test_an_integer_kernel_that_does_not_fuse_is_noticed(elsewhere: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from anybit.errors import RunError
+from anybit.errors import ConfigError, RunError
 from anybit.export.artifact import Artifact, Runtime
 from anybit.export.exporting import Exporter
 from anybit.export.fleet import Device, Fleet
@@ -48,6 +48,8 @@ def check_folder(folder: Path) -> None:
 
 def export_widths(exporter: Exporter, widths: Sequence[Width], runtime: Runtime) -> Exports:
     """Export every width that is above the floor; raise if none is."""
+    if not widths:
+        raise ConfigError("no width is given: name some, e.g. W4")
     check_folder(exporter.folder)
     refused = {str(width): why for width in widths if (why := exporter.floor.refusal(width))}
     exports = Exports(refused=refused)

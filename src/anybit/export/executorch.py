@@ -75,7 +75,7 @@ def export_executorch(subject: Subject, path: Path, width: Width) -> Artifact:
         result, latency = _run(path, subject)
     added = Additions(grids, tuple(n for n in subject.layers if subject.model.get_submodule(n).bias is not None))
     problem = f"{remaining} layers were not taken by XNNPACK" if remaining else ""
-    judged = verdict(subject, reference(subject, width), reference(subject, width, added), result, problem)
+    judged = verdict(subject, width, reference(subject, width), reference(subject, width, added), result, problem)
     weights = sum(w.codes.size for w in subject.quantized_weights(width).values())
     return Artifact(path.name, str(width), "executorch", path.stat().st_size, subject.float_bytes, {"8": weights}, judged,
                     {"8": "int8"}, {"XNNPACK": len(subject.layers) - remaining}, added.words(), {},

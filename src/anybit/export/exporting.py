@@ -81,7 +81,7 @@ class Exporter:
         pipeline = self.subject.data.pipeline
         metadata = {"mean": str(list(pipeline.mean or ())),
                     "std": str(list(pipeline.std or ())), "classes": ",".join(self.subject.data.class_names)}
-        if self.subject.from_bytes and pipeline.mean is None:
+        if self.subject.from_bytes:  # before mean and std, if there are any
             metadata["scale"] = "1/255"
         return OnnxExporter(self.subject, self.options.opset, self.options.signed, self.options.exact,
                             self.options.operators == "matmulnbits", metadata)
@@ -140,7 +140,7 @@ class Exporter:
         model = self._onnx.model(width)
         write_bytes(path, model.proto.SerializeToString())
         executed = kernels(path)
-        judged = verdict(self.subject, reference(self.subject, width), reference(self.subject, width, model.added),
+        judged = verdict(self.subject, width, reference(self.subject, width), reference(self.subject, width, model.added),
                          onnx_outputs(path, self.subject), missing_kernels(executed, model.kernels))
         if judged.problem and model.kernels and self.options.signed and not int8_is_exact():
             judged = judged._replace(problem=f"{judged.problem} (this processor saturates sums of uint8 by int8 products: "
@@ -164,7 +164,7 @@ class Exporter:
             loaded = reference(self.subject, width)
             loaded.load_state_dict(weights)
             result, problem = outputs(loaded, self.subject), ""
-        judged = verdict(self.subject, plain, plain, result, problem)
+        judged = verdict(self.subject, width, plain, plain, result, problem)
         w, quantized = self.subject.w(), self.subject.quantized_weights(width)
         if not all(torch.equal(weights[name], quantize(w[name], self.subject.grid(f"{name}_quantizer", width)))
                    for name in quantized):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from anybit.config import Config
+from anybit.errors import AnybitWarning
 from anybit.export.artifact import Artifact, Runtime
 from anybit.export.choosing import export_widths
 from anybit.export.exporting import Exporter, Options
@@ -42,6 +44,9 @@ def export_run(run: Run, out: Path | None, widths: Sequence[Width], runtime: Run
 def _exported(exporter: Exporter, widths: Sequence[Width], runtime: Runtime) -> list[Artifact]:
     exports = export_widths(exporter, widths, runtime)
     write_report(exporter, exports.artifacts, None, {}, exports.refused)
+    for artifact in exports.artifacts.values() if runtime == "archive" else ():
+        for words in artifact.known_wrong:
+            warnings.warn(f"{artifact.file}: {words}", AnybitWarning, stacklevel=3)
     refuse(list(exports.artifacts.values()))
     exports.raise_refused()
     return list(exports.artifacts.values())

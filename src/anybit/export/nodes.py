@@ -150,6 +150,8 @@ def _clamp(low: str, high: str) -> Lowering:
 def _binary(op: str) -> Lowering:
     def lowering(nodes: Nodes, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
         a, b, alpha = _x(given), given["other"], given.get("alpha", 1)
+        if given.get("rounding_mode") is not None:
+            raise ModelError("the graph of an archive does not round quotients (rounding_mode)")
         if isinstance(b, int | float):
             sign = -1 if op == "sub" else 1
             factor, shift = (b if op == "mul" else 1 / b, 0) if op in ("mul", "div") else (1, sign * b * alpha)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 from anybit.environment import environment, version
-from anybit.errors import Rejected
+from anybit.errors import AnybitWarning, Rejected
 from anybit.export.artifact import Artifact, Runtime
 from anybit.export.bench import Cost
 from anybit.export.card import model_card
-from anybit.export.earlier import FLOAT_MODEL, earlier_artifacts, earlier_files, model_digest
+from anybit.export.earlier import FLOAT_MODEL, earlier_artifacts, earlier_files, files_of_another, model_digest
 from anybit.export.exporting import Exporter, where
 from anybit.export.fleet import Fleet, expected
 from anybit.export.reference import metric, outputs, reference
@@ -35,12 +36,13 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, 
     Both also tell of what earlier exports of the same model left in the folder.
     """
     subject, model = exporter.subject, model_digest(exporter.subject)
+    compared = [FLOAT_MODEL] if any(a.runtime == "onnx" for a in artifacts.values()) else []
     exported = [*artifacts.values(), *earlier_artifacts(exporter.folder, model, list(artifacts.values()))]
     full = metric(subject, outputs(reference(subject, Width(FLOAT, FLOAT)), subject))
     report: dict[str, Any] = {
         **meaning(subject.evaluator.metric).recorded(), "full_precision": full,
         "steps": subject.steps, "model": model, "test_examples": len(subject.data.test),
-        "options": {**asdict(exporter.options), "signed": exporter.options.signed},
+        "options": {**asdict(exporter.options), **({"signed": exporter.options.signed} if compared else {})},
         "artifacts": [_recorded(a) for a in exported],
         "environment": {**environment(), "onnxruntime": version("onnxruntime"), "executorch": version("executorch")}}
     if refused:
@@ -51,8 +53,10 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, 
     if costs:
         report["bench"] = {file: asdict(cost) for file, cost in costs.items()}
     card = model_card(subject, exported, exporter.options.licence, list(refused.values())).encode()
-    compared = [FLOAT_MODEL] if any(a.runtime == "onnx" for a in artifacts.values()) else []
     names = (*(n for a in exported for n in (a.file, *a.files)), *costs, *compared, *earlier_files(exporter.folder, model))
+    if left := [name for name in files_of_another(exporter.folder, model) if name not in names]:
+        warnings.warn(f"{exporter.folder} still holds {', '.join(left)} of another model: remove what is not to be "
+                      "delivered", AnybitWarning, stacklevel=2)
     report["sha256"] = {**_digests(exporter.folder, names), "README.md": hashlib.sha256(card).hexdigest()}
     with writing(exporter.folder / EXPORT, where()):
         write_json(exporter.folder / EXPORT, report)

@@ -56,7 +56,7 @@ def check_model(task: Task, config: Config) -> None:
     check_numbers(task, config)
     first = picked(data.train.x, slice(1))
     with _taking(model, first):
-        one = data.pipeline(first)
+        one = pytree.tree_map(torch.clone, data.pipeline(first))  # what a forward pass changes must not be the data
     with _taking(model, one):
         check_repeatable(model, config, one)
         activation_ranges(model, config.sites, trainable_weights(model), one)
@@ -154,7 +154,18 @@ def check_functions(task: Task, config: Config) -> None:
         if len(outputs) != len(few):
             raise ModelError(f"the model gives outputs of shape {tuple(outputs.shape)} for {len(few)} examples: the first "
                              "dimension must be the example")
+        _check_apart(outputs[:1], _outputs(task.model, config.sites, picked(inputs, slice(1)), task.output))
         check_alone(function, what, outputs, batch.y)
+
+
+def _check_apart(together: Tensor, alone: Tensor) -> None:
+    """Raise unless an example has the same outputs in a batch and alone, as a device sees it."""
+    if alone.shape == together.shape and together.isfinite().all():
+        off = float((together - alone).abs().max()) if together.numel() else 0.0
+        if not off <= 1e-2 * max(float(together.abs().max()), 1e-3):
+            raise ModelError("the model mixes the examples of a batch: alone, the first one has outputs that differ by "
+                             f"{off:.3g} (a mean over dimension 0, or statistics of the batch?); use what looks at one "
+                             "example, like GroupNorm or LayerNorm")
 
 
 @torch.no_grad()
@@ -171,7 +182,7 @@ def check_repeatable(model: nn.Module, config: Config, inputs: Inputs) -> None:
     prepared = prepare(model, options=config.sites)
     mine = dict(model.named_buffers())
     before = {name: copy.deepcopy(value) for name, value in prepared.named_buffers() if name in mine}
-    device = device_of(inputs)
+    device, given = device_of(inputs), pytree.tree_map(torch.clone, inputs)
     numbers, python = np.random.get_state(), random.getstate()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         states = _random_states(device)
@@ -185,6 +196,10 @@ def check_repeatable(model: nn.Module, config: Config, inputs: Inputs) -> None:
         raise ModelError("the model's forward draws its own random numbers (F.dropout, torch.rand?), which no resume can "
                          "repeat: use nn.Dropout as a module of the model, or set it to 0 (in a Hugging Face config "
                          "attention_probs_dropout_prob or attention_dropout)")
+    for old, new in zip(leaves(given).values(), leaves(inputs).values(), strict=True):
+        if not torch.equal(old, new) and not old.isnan().any():
+            raise ModelError("the model's forward changes its input in place (x -= …, x.add_(…)), so that the next pass "
+                             "sees other data: write x = x - …")
     for name, value in prepared.named_buffers():
         if name in before and not torch.equal(value, before[name]):
             raise ModelError(f"the model's forward changes its buffer '{name}', which clients do not send and the trained "

@@ -61,6 +61,19 @@ def check_identity(path: Path, stored: Mapping[str, Any], now: Mapping[str, Any]
                            "what it was begun with, or start a new one in another folder")
 
 
+def other_parts(stored: Mapping[str, Any], model: nn.Module) -> str:
+    """Say in which module a model is not the recorded one, by class and settings: it may be defined in another file."""
+    def words(part: Mapping[str, Any]) -> str:
+        given = part["settings"] or ""
+        given = given if isinstance(given, str) else json.dumps(given, sort_keys=True)
+        return f"{part['class'].rpartition(':')[2]}({given})"
+
+    modules = stored.get("model", {}).get("modules", {}), architecture(model)["modules"]
+    before, now = ({name: words(part) for name, part in each.items()} for each in modules)
+    other = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None) if before else None
+    return "" if other is None else f"'{other}' was {before.get(other, 'absent')}, now {now.get(other, 'absent')}"
+
+
 def qualified_name(function: Callable[..., Any]) -> str:
     """Return 'module:function', of an object that can be called its class."""
     if isinstance(function, functools.partial):

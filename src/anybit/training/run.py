@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import nn
 
 from anybit.config import OBJECT, Config
 from anybit.engines.ranks import own_device
-from anybit.errors import ModelError, RunError
+from anybit.errors import AnybitWarning, ModelError, RunError
 from anybit.federated.metrics import Meaning, meaning_in
 from anybit.federated.variants import StepRule
 from anybit.quant.grid import Width
@@ -23,6 +24,7 @@ from anybit.quant.sites import step_shapes
 from anybit.tensors import Tensors, moved
 from anybit.training.build import build_task
 from anybit.training.evaluation import Evaluator, Score, build_evaluator
+from anybit.training.identity import other_parts
 from anybit.training.machine import computing, device_like, open_engine
 from anybit.training.per_client import per_client
 from anybit.training.run_folder import RunFolder
@@ -66,6 +68,9 @@ class Run:
     def model(self) -> nn.Module:
         """Return the trained model, in evaluation mode."""
         model = self._model if self._model is not None else self.task().model
+        if self._model is not None and (other := other_parts(self.folder.task() or {}, self._model)):
+            warnings.warn(f"{self.folder.path} was trained with another model: {other}; its scores are not this one's",
+                          AnybitWarning, stacklevel=2)
         return with_weights(model, self.folder.model()).eval()
 
     def steps(self, kind: Kind | None = None) -> StepTable:

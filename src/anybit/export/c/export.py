@@ -61,7 +61,7 @@ class CExporter:
                 for file in (path, header):  # nobody ran them
                     file.unlink(missing_ok=True)
                 raise
-            judged = verdict(subject, plain, plain, result)
+            judged = verdict(subject, width, plain, plain, result)
         macs = {layer.name: layer.macs for layer in program.layers}
         weights = {layer.name: layer.weight_bytes for layer in program.layers}
         layers = [LayerCost(name, weights.get(name, 0), ram, macs.get(name, 0), round(spent[i], 2) if spent else None)

@@ -61,7 +61,7 @@ def module(exporter: CExporter, width: Width) -> Module:
         content, shape = compiled(path), program.output.shape[1:]
         result, here = run(content, exporter.examples, shape), run_on_host(path, named(path), exporter.examples, shape)[0]
     plain, exact = reference(subject, width), set(text.functions) <= EXACT
-    judged = verdict(subject, plain, plain, result)
+    judged = verdict(subject, width, plain, plain, result)
     if exact and not torch.equal(result, here):
         judged = judged._replace(problem="its outputs in WebAssembly are not those of the C compiled on this machine")
     return Module(width, content, judged, exact)
