@@ -71,6 +71,26 @@ def test_probabilities_are_no_logits() -> None:
     assert fit(few, np.eye(3, dtype=np.float32)[labels], loss="mse", **ending(nn.Softmax(1))) == []
 
 
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.other = nn.Linear(4, 8), nn.Linear(8, 3), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.body(x).relu()
+        return self.head(z), self.other(z)
+
+
+def test_a_head_that_the_loss_does_not_see_is_named() -> None:
+    few = DRAW.normal(size=(24, 4)).astype(np.float32)
+    assert fit(few, model=Heads(), output=0) == [
+        "the loss does not depend on 'other.weight' and 1 more: what is not trained keeps its initial values, and ONNX "
+        "refuses to round it; drop it from the model, or name its layer in full_precision"]
+    frozen = Heads()
+    frozen.other.requires_grad_(False)
+    assert fit(few, model=frozen, output=0) == []
+
+
 def test_a_training_that_ends_at_chance_names_the_usual_causes() -> None:
     said = fit(NOTHING, np.arange(30) % 3, rounds=20)
     assert len(said) == 1

@@ -164,6 +164,10 @@ FUNCTIONS = {
         F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False).flatten(1),
         F.avg_pool2d(x, 3, 2, ceil_mode=True).flatten(1), F.max_pool2d(x, (2, 3), (2, 1), dilation=2).flatten(1),
         F.adaptive_avg_pool2d(x, (3, 5)).flatten(1), x.mean((2, 3)), x.mean(-1, keepdim=True).flatten(1)], 1),
+    "pools of one dimension": lambda x, m: torch.cat([
+        F.max_pool1d(x.flatten(2), 3, 2, 1, 2).flatten(1), F.max_pool1d(x.flatten(2), 5, ceil_mode=True).flatten(1),
+        F.avg_pool1d(x.flatten(2), 3, 2, 1).flatten(1), F.adaptive_avg_pool1d(x.flatten(2), 5).flatten(1),
+        F.avg_pool1d(x.flatten(2), 3, 2, 1, ceil_mode=True, count_include_pad=False).flatten(1)], 1),
     "moves": lambda x, m: torch.cat([
         x.permute(0, 2, 3, 1).flatten(1), x.transpose(2, 3).flatten(1), x[:, 1::2, 2:, -3:].flatten(1), x[:, 2].flatten(1),
         F.pad(x, (1, 2, 0, 1, 1, 1), value=0.5).flatten(1), F.pad(x, (-1, 2)).flatten(1), x.chunk(2, 1)[1].flatten(1),

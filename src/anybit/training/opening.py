@@ -21,7 +21,7 @@ from anybit.training.follower import Follower
 from anybit.training.identity import check_identity, identity, identity_of_data
 from anybit.training.machine import computing
 from anybit.training.run_folder import RunFolder
-from anybit.training.suspicions import warn_of_probabilities, warn_of_scale
+from anybit.training.suspicions import warn_of_probabilities, warn_of_scale, warn_of_unused
 from anybit.training.task import Task
 
 
@@ -81,6 +81,7 @@ def open_run(path: Path | None, config: Config | None, make_task: Callable[[Conf
         computation = compute(task, config)
         warn_of_scale(computation.task, computation.config)
         warn_of_probabilities(computation.task, computation.config)
+        warn_of_unused(computation.task, computation.config)
         return OpenRun(computation, _new_folder(path, computation, task, described), False)
 
 

@@ -1,4 +1,4 @@
-"""What is no error and hardly meant: pixels of 0 to 255, probabilities where the loss expects logits."""
+"""What is no error and hardly meant: pixels of 0 to 255, probabilities as logits, weights that nothing depends on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from anybit.training.task import Task
 
 LARGE = 20.0
 """The size from which inputs are far from what a layer's initial weights are made for, about 1."""
-_EXAMPLES = 64
+_EXAMPLES, _FEW = 64, 4
 
 
 def warn_of_scale(task: Task, config: Config) -> None:
@@ -43,6 +43,25 @@ def warn_of_probabilities(task: Task, config: Config) -> None:
     if outputs.shape[1] > 1 and float(outputs.min()) >= 0 and float(off) < 1e-3:
         warnings.warn("the model's outputs are probabilities (none is negative, and they sum to 1), which cross-entropy "
                       "takes for logits: it learns slowly; leave the softmax out", AnybitWarning, stacklevel=2)
+
+
+def warn_of_unused(task: Task, config: Config) -> None:
+    """Warn of weights that the loss does not depend on, as those of a second head: they stay as they are."""
+    examples = task.data.train
+    batch = examples.rows(torch.arange(min(_FEW, len(examples)), device=examples.y.device))
+    inputs = task.data.pipeline(batch.x)
+    prepared = prepare(task.model, options=config.sites).eval().to(device_of(inputs))
+    weights = {name: p for name, p in prepared.named_parameters() if p.requires_grad}
+    loss = task.loss(selected(called(prepared, inputs), task.output), batch.y).mean()
+    if not loss.requires_grad:
+        return
+    found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)
+    unused = [name for name, gradient in zip(weights, found, strict=True) if gradient is None]
+    if unused:
+        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+        warnings.warn(f"the loss does not depend on '{unused[0]}'{more}: what is not trained keeps its initial values, and "
+                      "ONNX refuses to round it; drop it from the model, or name its layer in full_precision",
+                      AnybitWarning, stacklevel=2)
 
 
 def unscaled(x: Tensor) -> str:

@@ -119,23 +119,25 @@ def _array(program: Program, tensor: Tensor | None, name: str) -> str:
 
 def _pool(name: str) -> Lowering:
     def lowering(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
-        x = given["self"]
-        kernel, stride, padding = (_pair(given[key]) for key in ("kernel_size", "stride", "padding"))
-        where = Geometry(x.shape[1], _pair(x.shape[2:]), x.shape[1], _pair(shape[2:]), 1, kernel, stride or kernel,
-                         _pair(given.get("dilation", (1, 1))), padding).structure(program, layer)
+        x, flat = given["self"], len(shape) == 3
+        sizes = [_pair(given[key], flat) for key in ("kernel_size", "stride")]
+        where = Geometry(x.shape[1], _pair(x.shape[2:], flat), x.shape[1], _pair(shape[2:], flat), 1, sizes[0],
+                         sizes[1] or sizes[0], _pair(given.get("dilation", (1,)), flat),
+                         _pair(given["padding"], flat, 0)).structure(program, layer)
         extra = "" if name == "max_pool" else \
-            f", {int(given['count_include_pad'])}, {given['divisor_override'] or 0}"
+            f", {int(given['count_include_pad'])}, {given.get('divisor_override') or 0}"
         return program.call(f"{program.use(name)}({{0}}, {{y}}, {where}{extra});", [x], shape)
     return lowering
 
 
-def _pair(numbers: Sequence[int]) -> tuple[int, int]:
-    return (numbers[0], numbers[-1]) if numbers else ()  # type: ignore[return-value]
+def _pair(numbers: Sequence[int], flat: bool, across: int = 1) -> tuple[int, int]:
+    """Return (rows, columns); of one dimension, what is `flat`, with one row."""
+    return (across if flat else numbers[0], numbers[-1]) if numbers else ()  # type: ignore[return-value]
 
 
 def _adaptive(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
-    x = given["self"]
-    sizes = ", ".join(map(str, (*x.shape[1:], *shape[2:])))
+    x, flat = given["self"], len(shape) == 3
+    sizes = ", ".join(map(str, (x.shape[1], *_pair(x.shape[2:], flat), *_pair(shape[2:], flat))))
     return program.call(f"{program.use('adaptive_avg_pool')}({{0}}, {{y}}, {sizes});", [x], shape)
 
 
@@ -164,7 +166,9 @@ OPERATIONS: dict[str, Lowering] = {
     "hardtanh": _clamp("min_val", "max_val"), "relu6": lambda p, given, s, n: unary(p, given["self"], "clamp", 0, 6),
     "clamp": _clamp("min", "max"), "clamp_min": _clamp("min", "max"), "leaky_relu": _slope("leaky_relu"),
     "elu": _slope("elu"), "gelu": _gelu, **{name: _binary(name) for name in BINARY},
-    "max_pool2d": _pool("max_pool"), "avg_pool2d": _pool("avg_pool"), "adaptive_avg_pool2d": _adaptive, "mean": _mean,
+    **dict.fromkeys(("max_pool1d", "max_pool2d"), _pool("max_pool")),
+    **dict.fromkeys(("avg_pool1d", "avg_pool2d"), _pool("avg_pool")),
+    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d"), _adaptive), "mean": _mean,
     "softmax": _softmax(False), "_softmax": _softmax(False), "log_softmax": _softmax(True), "_log_softmax": _softmax(True),
     "cat": cat, "pad": pad, "constant_pad_nd": pad, "permute": permute, "transpose": transpose, "slice": slices,
     "select": select, "expand": expand,
