@@ -89,6 +89,7 @@ def test_a_head_that_the_loss_does_not_see_is_named() -> None:
     frozen = Heads()
     frozen.other.requires_grad_(False)
     assert fit(few, model=frozen, output=0) == []
+    assert fit(few, model=Heads(), output=0, sites=anybit.SiteOptions(full_precision=("other",))) == []
 
 
 def test_a_training_that_ends_at_chance_names_the_usual_causes() -> None:

@@ -218,7 +218,6 @@ def test_what_a_run_of_a_sweep_says_is_printed_with_its_name(home: Path, monkeyp
     (["sweep", "quickstart", "--seeds", "1,b"], "--seeds 1,b: write whole numbers with commas"),
     (["sweep", "there", "rounds=3"], "there is a sweep: it continues as it was defined"),
     (["sweep", "there", "--vary", "rounds=3,4"], "there is a sweep: it continues as it was defined"),
-    (["sweep", "quickstart", "--path", "there"], "there holds another sweep"),
     (["resume", "there"], "there is a sweep: continue it with 'anybit sweep there'"),
     (["collect", "there", "--out", "all.txt"], "no run in there is finished: there is nothing to collect yet"),
     (["collect", "nowhere", "--out", "all.json"], "nowhere does not exist"),

@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from anybit.kernels.operators import announce
-
 
 class Compiled:
     """A function of tensors, compiled once per shape of its arguments.
@@ -27,9 +25,7 @@ class Compiled:
     def __call__(self, *arguments: Any) -> Any:
         key = tuple((t.shape, t.dtype) for t in pytree.tree_leaves(arguments))
         if key not in self.compiled:
-            traced = make_fx(self.function)(*arguments)
-            announce()
-            self.compiled[key] = torch.compile(traced, fullgraph=True)
+            self.compiled[key] = torch.compile(make_fx(self.function)(*arguments), fullgraph=True)
         return self.compiled[key](*arguments)
 
 

@@ -15,8 +15,13 @@ def has_kernels() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def use_kernels(model: nn.Module) -> None:
-    """Give kernels to the square 2-d convolutions, and the norms with ReLU, of a prepared model."""
+def use_kernels(model: nn.Module, compiled: bool = False) -> None:
+    """Give kernels to the square 2-d convolutions, and the norms with ReLU, of a prepared model, which may be compiled."""
+    if compiled:
+        from anybit.kernels import convolution, norm  # noqa: F401 (which register what is announced)
+        from anybit.kernels.operators import announce
+
+        announce()
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d) and is_plain(layer):
             layer.kernel = _convolution  # type: ignore[assignment]

@@ -176,7 +176,7 @@ class Computation:
         """Make one step of Algorithm 1 and 2's client, with this run's loss and learning rates."""
         task, config, stacked, one = self.task, self.config, self._prepared(), self._prepared()
         if uses_kernels(self.device, config):
-            use_kernels(stacked)
+            use_kernels(stacked, compiled=config.compute.compile is not False)
         if self.device.type == "cpu" and config.compute.convolution == "native":
             use_native(one)
         single = SingleClientModel(one, config.compute.convolution == "channels-last")

@@ -46,12 +46,13 @@ def warn_of_probabilities(task: Task, config: Config) -> None:
 
 
 def warn_of_unused(task: Task, config: Config) -> None:
-    """Warn of weights that the loss does not depend on, as those of a second head: they stay as they are."""
+    """Warn of weights that the loss does not depend on, as those of a second head, unless their layer is left alone."""
     examples = task.data.train
     batch = examples.rows(torch.arange(min(_FEW, len(examples)), device=examples.y.device))
     inputs = task.data.pipeline(batch.x)
     prepared = prepare(task.model, options=config.sites).eval().to(device_of(inputs))
-    weights = {name: p for name, p in prepared.named_parameters() if p.requires_grad}
+    weights = {name: p for name, p in prepared.named_parameters() if p.requires_grad
+               and not any(name.startswith(f"{layer}.") for layer in config.sites.full_precision)}
     loss = task.loss(selected(called(prepared, inputs), task.output), batch.y).mean()
     if not loss.requires_grad:
         return
