@@ -53,7 +53,7 @@ def sweep(names: Annotated[list[str], typer.Argument(
     before = len(SweepFolder.open(folder).runs) if is_sweep(folder) else len(runs)
     begun = SweepFolder.begin(folder, runs)
     if len(runs) > before:
-        say(f"{folder} gets {len(runs) - before} more runs: it had {before}")
+        say(f"{folder}: {len(runs) - before} new beside the {before} it had")
     reporter = SweepReporter(begun, quiet)
     watch = SweepWatch(reporter.on_state, reporter.on_round, reporter.on_message,
                        None if time_limit is None else started + time_limit)

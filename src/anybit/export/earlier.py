@@ -48,15 +48,20 @@ def earlier_files(folder: Path, model: str) -> list[str]:
 
 def files_of_another(folder: Path, model: str) -> list[str]:
     """Return the files that an earlier export of another model left, and nobody changed."""
-    report = read_json(folder / EXPORT) if (folder / EXPORT).is_file() else None
-    digests = report.get("sha256") if isinstance(report, dict) and report.get("model") != model else None
+    report = _report(folder)
+    digests = report.get("sha256") if report.get("model") != model else None
     names = digests if isinstance(digests, Mapping) else ()
     return [name for name in names if name != "README.md" and _same(folder, name, digests)]
 
 
 def _earlier(folder: Path, model: str) -> Mapping[str, Any]:
+    report = _report(folder)
+    return report if report.get("model") == model else {}
+
+
+def _report(folder: Path) -> Mapping[str, Any]:
     report = read_json(folder / EXPORT) if (folder / EXPORT).is_file() else None
-    return report if isinstance(report, dict) and report.get("model") == model else {}
+    return report if isinstance(report, dict) else {}
 
 
 def _artifact(entry: Any) -> Artifact | None:

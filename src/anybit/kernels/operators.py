@@ -40,7 +40,7 @@ def announce() -> None:
     """Tell torch's compiler to call the operators as they are.
 
     It finds that out when it meets one, and before torch 2.13 it then spells out everything that led there, for a message
-    that is not shown (pytorch/pytorch#185937): 110 to 140 of the 200 s in which a step of ResNet-20 compiles.
+    that is not shown (pytorch/pytorch#185937): half of the time in which a step of ResNet-20 compiles.
     """
     if torch.__version__ >= "2.13":
         return

@@ -80,7 +80,8 @@ def _binary(name: str) -> Lowering:
     def lowering(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
         a, b, alpha = given["self"], given["other"], given.get("alpha", 1)
         if given.get("rounding_mode") is not None:
-            raise ModelError(f"layer '{layer}': the C export does not round quotients (rounding_mode)")
+            raise ModelError(f"layer '{layer}': the C export does not round quotients (rounding_mode); use "
+                             f"{option('runtime', 'onnx')}")
         if not isinstance(b, Value):
             shift = (-1 if name == "sub" else 1) * b * alpha
             factor = 1 / b if name == "div" else b
