@@ -94,6 +94,29 @@ def test_runs_of_a_like_column_are_a_reading_of_one_that_was_trained() -> None:
     assert alone.columns["apqn4"].cells[4].ours is None
 
 
+def test_a_column_with_fewer_rounds_is_shown_and_judged_and_not_counted() -> None:
+    tiny = "paper/tinyimagenet-resnet18"
+    runs = [result(f"{tiny}/{name}", 1, papers(f"{tiny}/{name}", name, -9.0), overrides=("rounds=1000",))
+            for name in ("baseline", "mqat")]
+    comparison = compare([*runs, result(f"{LENET}/baseline", 1, papers(f"{LENET}/baseline", "baseline"))])
+    assert count(comparison.tables) == Count(6, 6, 5, 5)
+    assert departures(comparison.tables) == []
+    page = summary(comparison, Path("img"), Path("page.md"))
+    assert "Trained for 1,000 of 4,500 rounds.\n\n| " in page
+    assert "| MQAT-W | 28.9 · 37.9 · **−9.0** |" in page
+    assert "6 of 6 figures" in page
+    assert "columns trained for fewer rounds, too," in page
+    assert "| MQAT beats the baseline at 3 and 2 bits | Table 7 | holds | +19.20 |" in page
+
+
+def test_a_column_with_all_rounds_stands_before_a_shorter_one() -> None:
+    base = papers(f"{LENET}/baseline", "baseline")
+    runs = [result(f"{LENET}/baseline", 1, {b: v + shift for b, v in base.items()}, overrides=overrides)
+            for shift, overrides in ((0, ("rounds=9",)), (1, ("model.init=he", "split.alpha=0.1")))]
+    (table,) = compare(runs).tables
+    assert [column.short for column in (table.columns["baseline"], *table.readings["baseline"])] == [False, True]
+
+
 def test_the_committed_pages_are_those_of_the_committed_results() -> None:
     comparison = compare(read_results(sorted((ROOT / "results/reproduction").glob("*.json"))).results)
     page = ROOT / "docs/reproduction.md"

@@ -37,6 +37,8 @@ def count(tables: Iterable[ComparedTable], choice: Choice = by_recipe) -> Count:
     for table in tables:
         for name in table.columns:
             column = choice(table, name)
+            if column.short:
+                continue
             for found, points in ((figures, column.differences), (drops, column.drops)):
                 for bits, difference in points.items():
                     found.setdefault((column.recipe, Width.of(table.sites, bits)), difference)
@@ -48,8 +50,10 @@ def agreement(tables: Iterable[ComparedTable]) -> str:
     """Say how many figures agree: by the recipes, and by each column's best reading."""
     tables = list(tables)
     recipes = count(tables)
-    return (f"{recipes} figures lie within {TOLERANCE:g} points of the paper's under the recipes' reading of it, doubted "
-            f"ones aside and those in several tables counted once; of what quantization takes from full precision, "
+    short = any(column.short and column.differences for table in tables for column in table.columns.values())
+    without = "doubted ones aside, columns trained for fewer rounds, too," if short else "doubted ones aside"
+    return (f"{recipes} figures lie within {TOLERANCE:g} points of the paper's under the recipes' reading of it, {without} "
+            f"and those in several tables counted once; of what quantization takes from full precision, "
             f"{recipes.drops_within} of {recipes.drops}. Under the reading that fits each column best, "
             f"of which the step rule of the evaluation is a part, it is {count(tables, ComparedTable.best)}.")
 
@@ -82,6 +86,8 @@ def departures(tables: Iterable[ComparedTable]) -> list[Departure]:
     found, seen = [], set[tuple[str, Width]]()
     for table in tables:
         for name, column in table.columns.items():
+            if column.short:
+                continue
             cells = {(column.recipe, Width.of(table.sites, bits)) for bits in column.beyond}
             if cells - seen:
                 found.append(Departure(table, name))

@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from anybit.config import from_recipe
 from anybit.errors import RunError
 from anybit.quant.grid import FLOAT, SiteKinds, Width
 from anybit.reproduction.facts import Cell, Claim, Facts, PaperTable, facts, recipe_of
-from anybit.reproduction.settings import Settings
+from anybit.reproduction.settings import Settings, short
 from anybit.sweeps.results import Result
 
 TOLERANCE = 2.0
@@ -78,6 +79,17 @@ class ComparedColumn:
     """Standard deviations over seeds by bits; the baseline's for one seed with step sizes found after training."""
 
     @property
+    def short(self) -> bool:
+        """True if it was trained for other rounds than the paper's: such figures are shown and judged, and not counted."""
+        return short(self.reading)
+
+    @property
+    def rounds(self) -> str:
+        """Its rounds and the paper's, where they differ."""
+        trained = [int(setting.partition("=")[2]) for setting in self.reading if short([setting])]
+        return "".join(f"{rounds:,} of {from_recipe(self.recipe).rounds:,} rounds" for rounds in trained)
+
+    @property
     def differences(self) -> dict[int, float]:
         """Ours − the paper's by bits, doubted figures aside."""
         return {bits: cell.difference for bits, cell in self.cells.items()
@@ -129,7 +141,7 @@ class ComparedTable:
     def best(self, name: str) -> ComparedColumn:
         """Return a column under the reading nearest to the paper's figures among those trained for all its rounds."""
         own = self.columns[name]
-        whole = [c for c in self.readings[name] if c.off is not None and not any(o.startswith("rounds=") for o in c.reading)]
+        whole = [column for column in self.readings[name] if column.off is not None and not column.short]
         return own if own.off is None else min([own, *whole], key=lambda column: column.off or 0.0)
 
     @property

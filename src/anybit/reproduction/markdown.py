@@ -53,7 +53,8 @@ def summary(comparison: Comparison, images: Path, page: Path) -> str:
     lines = ["# Ours and the paper's\n", f"The paper: {facts().citation}.\n", f"{said}\n",
              f"{agreement(comparison.tables)}\n"]
     for table in comparison.tables:
-        lines += [f"## {_title(table)}\n", _compact(table), "", _image(table.title, beside / f"paper-{table.key}.png")]
+        lines += [f"## {_title(table)}\n", *(f"{note}\n" for note in text.short_notes(table)), _compact(table), "",
+                  _image(table.title, beside / f"paper-{table.key}.png")]
     if found := departures(comparison.tables):
         lines += [f"## Beyond {TOLERANCE:g} points\n", f"{_DEPARTURES}\n",
                   _table(["", "at bits", "off by", "tried", "explanation"], [_departure(d) for d in found]), ""]

@@ -47,11 +47,11 @@ class Settings:
         return Settings(flatten(plain(written_out(config))), () if rounds else _ACTIVATIONS)
 
     def readings(self, results: Sequence[Result]) -> list[list[Result]]:
-        """Group the runs of a column by their reading of the paper, the nearest to the recipe first."""
+        """Group the runs of a column by their reading of the paper, the nearest to the recipe first, short ones last."""
         runs: dict[tuple[str, ...], list[Result]] = {}
         for result in results:
             runs.setdefault(self.reading(result), []).append(result)
-        return [runs[reading] for reading in sorted(runs, key=len)] or [[]]
+        return [runs[reading] for reading in sorted(runs, key=lambda reading: (short(reading), len(reading)))] or [[]]
 
     def deviations(self, results: Sequence[Result]) -> tuple[str, ...]:
         """List the settings in which these runs differ from the recipe; they must not differ among each other."""
@@ -82,6 +82,11 @@ class Settings:
         """Leave out what does not change the training; a setting that is younger than a run had its default there."""
         return {key: value for key, value in {**_younger(), **settings}.items()
                 if not key.startswith(_HOW) and key not in self.ignored}
+
+
+def short(reading: Sequence[str]) -> bool:
+    """Tell if a reading is trained for other rounds than the paper's."""
+    return any(setting.startswith("rounds=") for setting in reading)
 
 
 @functools.cache

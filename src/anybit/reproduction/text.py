@@ -104,6 +104,16 @@ def notes(table: ComparedTable) -> list[str]:
     return lines
 
 
+def short_notes(table: ComparedTable) -> list[str]:
+    """Name the columns that were not trained for all rounds of the paper."""
+    columns = measured(table)
+    notes = []
+    for rounds in dict.fromkeys(column.rounds for column in columns if column.short):
+        names = [column.title for column in columns if column.rounds == rounds]
+        notes.append(f"Trained for {rounds}" + ("." if len(names) == len(columns) else f": {', '.join(names)}."))
+    return notes
+
+
 def _split(config: Config) -> str:
     settings = [f"split.{name} = {value}" for name, value in config.split.arguments.items()]
     return ", ".join([f"split.name = {config.split.name}", *settings])
