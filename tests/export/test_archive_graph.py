@@ -62,7 +62,7 @@ def test_a_wrong_graph_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     exporter = Exporter(subject_of(lenet()), tmp_path)
     assert not exporter.export(Width(4, 32), "archive").rejected
     monkeypatch.setitem(interpreter._FUNCTIONS, "relu", lambda node, own, x: -x)
-    assert "apart" in exporter.export(Width(4, 32), "archive").verdict.problem
+    assert exporter.export(Width(4, 32), "archive").rejected
 
 
 def test_a_network_without_a_graph_says_why(tmp_path: Path) -> None:

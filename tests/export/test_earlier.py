@@ -60,6 +60,33 @@ def test_changed_files_and_those_of_another_model_are_not(fitted: Callable[[int]
     assert files(tmp_path) == ["model.w3.safetensors"]
 
 
+def test_files_of_another_model_are_named_until_they_are_gone(fitted: Callable[[int], anybit.Fitted],
+                                                              tmp_path: Path) -> None:
+    first, second = fitted(0), fitted(1)
+    first.export(tmp_path, ["W8"], "archive", min_accuracy=0)
+    for width in ("W4", "W3"):
+        with pytest.warns(anybit.AnybitWarning, match=r"still holds model\.w8\.safetensors of another model"):
+            second.export(tmp_path, [width], "archive", min_accuracy=0)
+    others = json.loads((tmp_path / "export.json").read_text())["others"]
+    assert list(others) == ["model.w8.safetensors"]
+    with pytest.warns(anybit.AnybitWarning, match=r"still holds model\.w3\.safetensors, model\.w4\.safetensors of another"):
+        first.export(tmp_path, ["W2"], "archive", min_accuracy=0)
+    for name in ("w8", "w2"):
+        (tmp_path / f"model.{name}.safetensors").unlink()
+    second.export(tmp_path, ["W2"], "archive", min_accuracy=0)  # a warning would be an error
+    report = json.loads((tmp_path / "export.json").read_text())
+    assert set(report["others"]) == {"model.w4.safetensors", "model.w3.safetensors"}, "its own, and no longer in the card"
+
+
+@pytest.mark.parametrize("others", [[], "all", {"model.w8.safetensors": "0"}, {"../outside": {"sha256": "0"}}])
+def test_others_that_nobody_wrote_are_no_record(others: Any, fitted: Callable[[int], anybit.Fitted], tmp_path: Path) -> None:
+    fitted(0).export(tmp_path, ["W8"], "archive", min_accuracy=0)
+    report = json.loads((tmp_path / "export.json").read_text())
+    (tmp_path / "export.json").write_text(json.dumps({**report, "others": others}))
+    fitted(0).export(tmp_path, ["W4"], "archive", min_accuracy=0)
+    assert "others" not in json.loads((tmp_path / "export.json").read_text())
+
+
 def test_the_page_is_on_record_and_stays_there(fitted: Callable[[int], anybit.Fitted], tmp_path: Path) -> None:
     model, page = fitted(0), tmp_path / "web"
     model.export(tmp_path, ["W8"], "archive", min_accuracy=0)

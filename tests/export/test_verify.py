@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
+import anybit
+from anybit.data.examples import IGNORED
 from anybit.errors import Rejected
 from anybit.export import exporting, onnx_model
 from anybit.export.exporting import Exporter
 from anybit.export.reference import Additions, outputs, reference
-from anybit.export.verify import missing_kernels
+from anybit.export.verify import missing_kernels, verdict
 from anybit.quant.grid import Width
+from anybit.quant.sites import SiteOptions
 from tests.export.command import TRUSTED, run
+from tests.export.test_onnx import untrained
 
 
 def test_wrong_answers_are_rejected(elsewhere: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +62,44 @@ def test_two_decisions_of_a_small_test_set_are_no_problem(elsewhere: Exporter, m
         found = iter([80.0, 80.0, 80.0 - 99.9 * decisions / examples])
         monkeypatch.setattr("anybit.export.verify.metric", lambda subject, outputs, found=found: next(found))
         assert elsewhere.export(Width(4, 8)).rejected == rejected
+
+
+@pytest.mark.parametrize(("ignored", "targets"), [(0, 64), (44, 20)])
+def test_where_it_decides_for_each_pixel_two_are_few(ignored: int, targets: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 64 pixels per example, of which all have a target or, in one example, few: two are 200/(examples · targets)."""
+    subject = untrained(SiteOptions(), nn.Sequential(nn.Conv2d(1, 10, 3, padding=1)))
+    examples, width = 5, Width(4, 8)
+    y = torch.zeros(examples, 8, 8, dtype=torch.int64)
+    y[0].view(-1)[:ignored] = IGNORED
+    images = subject.data.test.x
+    assert isinstance(images, Tensor)
+    data = replace(subject.data, test=replace(subject.data.test, x=images[:examples], y=y))
+    subject = replace(subject, evaluator=replace(subject.evaluator, data=data))
+    model = reference(subject, width)
+    for decisions, rejected in ((2, False), (3, True)):
+        found = iter([80.0, 80.0, 80.0 - 99.9 * decisions / (examples * targets)])
+        monkeypatch.setattr("anybit.export.verify.metric", lambda subject, outputs, found=found: next(found))
+        assert bool(verdict(subject, width, model, model, outputs(model, subject)).problem) == rejected
+
+
+class Masked(nn.Module):
+    """A classifier that never chooses its last class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).masked_fill(torch.arange(4) == 3, -torch.inf)
+
+
+def test_a_class_that_is_masked_is_no_difference(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32), np.arange(24) % 3
+    (artifact,) = anybit.fit(Masked(), [(x, y)], (x, y), rounds=1).export(tmp_path, ["W8"], min_accuracy=0)
+    assert artifact.verdict.error is not None
+    assert artifact.verdict.error < 1e-3
+    (recorded,) = json.loads((tmp_path / "export.json").read_text())["artifacts"]
+    assert recorded["verdict"]["error"] == artifact.verdict.error
 
 
 def test_an_integer_kernel_that_does_not_fuse_is_noticed(elsewhere: Exporter, monkeypatch: pytest.MonkeyPatch) -> None:

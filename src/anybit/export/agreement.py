@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from anybit.data.examples import IGNORED
+
 _CONSTANT = 1e-4
 """Share of its size below which the deviation of outputs is float32's rounding and no scale."""
 
@@ -14,21 +16,40 @@ def same_decisions(left: Tensor, right: Tensor) -> float:
     return float((left.argmax(1) == right.argmax(1)).double().mean())
 
 
+def two_decisions(targets: Tensor) -> float:
+    """Return the percentage points of two decisions: of pixels or tokens, those of the example with the fewest targets.
+
+    A metric is the mean over the examples, and of one example over its positions with a target.
+    """
+    counts = (targets != IGNORED).reshape(len(targets), -1).sum(1)
+    return 200 / (len(targets) * min(filter(None, counts.tolist()), default=1))
+
+
 def relative_error(result: Tensor, expected: Tensor) -> float:
     """Return ‖result − expected‖/‖expected − mean over the examples‖: 1 for a model that always gives the mean."""
-    return float((result.double() - expected.double()).norm() / _deviations(expected).norm())
+    return float(_differences(result, expected).norm() / _deviations(expected).norm())
 
 
 def within(result: Tensor, expected: Tensor, allowed: float) -> float:
     """Return the share of examples whose outputs are within `allowed` of the deviation of a typical example's."""
-    away = (result.double() - expected.double()).reshape(len(expected), -1).norm(dim=1)
+    away = _differences(result, expected).reshape(len(expected), -1).norm(dim=1)
     typical = _deviations(expected).norm() / len(expected) ** 0.5
     return float((away <= allowed * typical).double().mean())
 
 
+def _differences(result: Tensor, expected: Tensor) -> Tensor:
+    """Return result − expected; equal infinities, as of classes that a model masks, differ by nothing."""
+    same = (result == expected) & expected.isinf()
+    return (result.double() - expected.double()).masked_fill(same, 0)
+
+
 def _deviations(expected: Tensor) -> Tensor:
-    """Return expected − its mean, or 1e-4 of the outputs where that is larger, as they are then one constant."""
-    expected = expected.double()
-    deviations, least = expected - expected.mean(0, keepdim=True), _CONSTANT * expected
+    """Return expected − its mean, or 1e-4 of the outputs where that is larger, as they are then one constant.
+
+    Infinities have no part in the mean, and deviate by nothing.
+    """
+    expected, finite = expected.double(), expected.isfinite()
+    mean = expected.where(finite, torch.nan).nanmean(0, keepdim=True)
+    deviations, least = (expected - mean).where(finite, 0), _CONSTANT * expected.where(finite, 0)
     larger = deviations if deviations.norm() >= least.norm() else least
     return larger if larger.norm() > 0 else torch.full_like(expected, torch.finfo(torch.float32).tiny)

@@ -19,6 +19,8 @@ from anybit.files.verification import EXPORT, PAGE, belongs
 from anybit.schema import read
 
 FLOAT_MODEL = "fp32.onnx"
+Left = dict[str, Any]
+"""The "model" and the "sha256" of a file that an earlier export left."""
 _NUMBERS = ("evaluation", "reference", "artifact", "agreement", "control")
 
 
@@ -46,12 +48,13 @@ def earlier_files(folder: Path, model: str) -> list[str]:
     return [name for name in names if (name == FLOAT_MODEL or name.startswith(f"{PAGE}/")) and _same(folder, name, digests)]
 
 
-def files_of_another(folder: Path, model: str) -> list[str]:
-    """Return the files that an earlier export of another model left, and nobody changed."""
+def left_files(folder: Path) -> dict[str, Left]:
+    """Return {file: what is known of it} of what earlier exports of any model left, and nobody changed."""
     report = _report(folder)
-    digests = report.get("sha256") if report.get("model") != model else None
-    names = digests if isinstance(digests, Mapping) else ()
-    return [name for name in names if name != "README.md" and _same(folder, name, digests)]
+    others, digests = (known if isinstance(known := report.get(key), Mapping) else {} for key in ("others", "sha256"))
+    last = {name: {"model": report.get("model"), "sha256": digest} for name, digest in digests.items()}
+    return {name: entry for name, entry in {**others, **last}.items() if name != "README.md" and isinstance(entry, dict)
+            and _same(folder, name, {name: entry.get("sha256")})}
 
 
 def _earlier(folder: Path, model: str) -> Mapping[str, Any]:

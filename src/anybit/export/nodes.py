@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, fx
 
 from anybit.errors import ModelError
-from anybit.export.c.layers import first_padding, two
+from anybit.export.c.layers import check_channels, first_padding, two
 from anybit.export.c.trace import layer_of, lowered, operation
 from anybit.export.subject import Subject
 from anybit.quant.grid import FLOAT, Width
@@ -168,6 +168,7 @@ def _binary(op: str) -> Lowering:
 
 def _pool(op: str) -> Lowering:
     def lowering(nodes: Nodes, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
+        check_channels(_x(given).shape, 2)
         pairs = {key: [n[0], n[-1]] for key, n in (("kernel", given["kernel_size"]),
                                                    ("stride", given["stride"] or given["kernel_size"]),
                                                    ("padding", given["padding"]))}
@@ -182,6 +183,7 @@ def _pool(op: str) -> Lowering:
 def _adaptive(nodes: Nodes, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
     """Add windows of equal size, where the sides can be divided so."""
     x = _x(given)
+    check_channels(x.shape, 2)
     sides = [n // m for n, m in zip(x.shape[2:], shape[2:], strict=True)]
     if any(n % m for n, m in zip(x.shape[2:], shape[2:], strict=True)):
         raise ModelError(f"the graph of an archive does not divide {x.shape[2:]} into {shape[2:]} equal windows")

@@ -15,7 +15,7 @@ from anybit.errors import AnybitWarning, Rejected
 from anybit.export.artifact import Artifact, Runtime
 from anybit.export.bench import Cost
 from anybit.export.card import model_card
-from anybit.export.earlier import FLOAT_MODEL, earlier_artifacts, earlier_files, files_of_another, model_digest
+from anybit.export.earlier import FLOAT_MODEL, earlier_artifacts, earlier_files, left_files, model_digest
 from anybit.export.exporting import Exporter, where
 from anybit.export.fleet import Fleet, expected
 from anybit.export.reference import metric, outputs, reference
@@ -54,8 +54,10 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, 
         report["bench"] = {file: asdict(cost) for file, cost in costs.items()}
     card = model_card(subject, exported, exporter.options.licence, list(refused.values())).encode()
     names = (*(n for a in exported for n in (a.file, *a.files)), *costs, *compared, *earlier_files(exporter.folder, model))
-    if left := [name for name in files_of_another(exporter.folder, model) if name not in names]:
-        warnings.warn(f"{exporter.folder} still holds {', '.join(left)} of another model: remove what is not to be "
+    if others := {name: left for name, left in left_files(exporter.folder).items() if name not in names}:
+        report["others"] = others  # or the next export would not know them
+    if strange := [name for name, left in others.items() if left.get("model") != model]:
+        warnings.warn(f"{exporter.folder} still holds {', '.join(strange)} of another model: remove what is not to be "
                       "delivered", AnybitWarning, stacklevel=2)
     report["sha256"] = {**_digests(exporter.folder, names), "README.md": hashlib.sha256(card).hexdigest()}
     with writing(exporter.folder / EXPORT, where()):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from anybit.export.agreement import relative_error, same_decisions, within
+from anybit.export.agreement import relative_error, same_decisions, two_decisions, within
 from anybit.export.extras import need
 from anybit.export.graph import DEFAULT_OPSET
 from anybit.export.reference import metric, metric_scale, outputs
@@ -25,7 +25,7 @@ from anybit.quant.grid import FLOAT, Width
 
 TOLERANCE = 0.5
 """Percentage points by which the metric of a classifier's artifact may differ from the fake-quant evaluation, or two
-decisions, of a small test set the larger."""
+decisions (of pixels or tokens, where it decides for each), of a small test set the larger."""
 ERROR = 0.05
 """Relative error of outputs, and of a metric that is not in percent. Artifact and reference round to the same grids, so
 only values that lie on a rounding boundary differ, by one step size. One step of an 8-bit grid over ±3 standard deviations,
@@ -54,7 +54,8 @@ class Verdict(NamedTuple):
     """The same share between the reference in float32 and in float64: the effect of rounding alone."""
     problem: str
     error: float | None = None
-    """‖artifact − reference‖/‖reference − its mean‖ of the outputs, by which all but classifiers are judged."""
+    """‖artifact − reference‖/‖reference − its mean‖ of the outputs; none where activations of a classifier are rounded,
+    which is judged by its decisions."""
 
 
 def verdict(subject: Subject, width: Width, plain: nn.Module, reference: nn.Module, result: Tensor,
@@ -70,15 +71,15 @@ def verdict(subject: Subject, width: Width, plain: nn.Module, reference: nn.Modu
     error, allowed = relative_error(result, expected), min(max(ERROR, 4 * relative_error(expected, exact)), MOST_ERROR)
     far = f"the relative error of its outputs is {error:.3g}, more than {allowed:.3g}"
     if classifies(expected, subject.data.test.y) and meaning(subject.evaluator.metric).unit == "%":
-        most = max(TOLERANCE, 200 / len(expected))
+        most = max(TOLERANCE, two_decisions(subject.data.test.y))
         if not abs(measured - wanted) <= most:
             problem = f"its metric is {measured:.2f}, the fake-quant evaluation's {wanted:.2f}: more than {most:.2g} apart"
         agreed, control = (same_decisions(other, expected) for other in (result, exact))
         if not problem and agreed < AGREEMENT and not error <= MOST_ERROR:
             problem = f"it makes {agreed:.0%} of the fake-quant model's decisions, fewer than {AGREEMENT:.0%}"
-        if not problem and width.activations == FLOAT and not error <= allowed:
-            problem = far
-        return Verdict(evaluated, wanted, measured, agreed, control, problem)
+        if width.activations != FLOAT:
+            return Verdict(evaluated, wanted, measured, agreed, control, problem)
+        return Verdict(evaluated, wanted, measured, agreed, control, problem or ("" if error <= allowed else far), error)
     if not error <= allowed:
         problem = far
     elif not (abs(measured - wanted) <= allowed * metric_scale(subject, expected) or str(measured) == str(wanted)):

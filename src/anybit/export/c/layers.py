@@ -147,6 +147,14 @@ def two(numbers: Sequence[int], default: int) -> tuple[int, int]:
     return (default, *numbers) if len(numbers) == 1 else (numbers[0], numbers[1])  # type: ignore[return-value]
 
 
+def check_channels(shape: Sequence[int], dims: int, layer: str = "") -> None:
+    """Raise unless the input of a pool is (batch, channels, sides): torch also pools (batch, sides)."""
+    if len(shape) != dims + 2:
+        place = f"layer '{layer}': " if layer else ""
+        raise ModelError(f"{place}a pool of {dims} dimensions on an example of shape {tuple(shape[1:])} leaves none for "
+                         "channels: give it a channel dimension, x[:, None]")
+
+
 def first_padding(given: Sequence[int] | str, kernel: tuple[int, int], dilation: tuple[int, int]) -> tuple[int, int]:
     """Return the rows above and the columns left of the input; those behind follow from the shape of the result."""
     if given == "same":

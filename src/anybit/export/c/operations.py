@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from anybit.errors import ModelError, option
-from anybit.export.c.layers import Geometry, conv, linear
+from anybit.export.c.layers import Geometry, check_channels, conv, linear
 from anybit.export.c.moves import cat, expand, pad, permute, same, select, slices, spread, transpose
 from anybit.export.c.program import Lowering, Program, Value, number
 
@@ -118,9 +118,12 @@ def _array(program: Program, tensor: Tensor | None, name: str) -> str:
     return "0" if tensor is None else program.array(tensor.detach().numpy().astype(np.float32), name)
 
 
-def _pool(name: str) -> Lowering:
+def _pool(name: str, dims: int) -> Lowering:
+    flat = dims == 1
+
     def lowering(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
-        x, flat = given["self"], len(shape) == 3
+        x = given["self"]
+        check_channels(x.shape, dims, layer)
         sizes = [_pair(given[key], flat) for key in ("kernel_size", "stride")]
         where = Geometry(x.shape[1], _pair(x.shape[2:], flat), x.shape[1], _pair(shape[2:], flat), 1, sizes[0],
                          sizes[1] or sizes[0], _pair(given.get("dilation", (1,)), flat),
@@ -136,10 +139,13 @@ def _pair(numbers: Sequence[int], flat: bool, across: int = 1) -> tuple[int, int
     return (across if flat else numbers[0], numbers[-1]) if numbers else ()  # type: ignore[return-value]
 
 
-def _adaptive(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
-    x, flat = given["self"], len(shape) == 3
-    sizes = ", ".join(map(str, (x.shape[1], *_pair(x.shape[2:], flat), *_pair(shape[2:], flat))))
-    return program.call(f"{program.use('adaptive_avg_pool')}({{0}}, {{y}}, {sizes});", [x], shape)
+def _adaptive(dims: int) -> Lowering:
+    def lowering(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
+        x = given["self"]
+        check_channels(x.shape, dims, layer)
+        sizes = ", ".join(map(str, (x.shape[1], *_pair(x.shape[2:], dims == 1), *_pair(shape[2:], dims == 1))))
+        return program.call(f"{program.use('adaptive_avg_pool')}({{0}}, {{y}}, {sizes});", [x], shape)
+    return lowering
 
 
 def _mean(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
@@ -167,9 +173,8 @@ OPERATIONS: dict[str, Lowering] = {
     "hardtanh": _clamp("min_val", "max_val"), "relu6": lambda p, given, s, n: unary(p, given["self"], "clamp", 0, 6),
     "clamp": _clamp("min", "max"), "clamp_min": _clamp("min", "max"), "leaky_relu": _slope("leaky_relu"),
     "elu": _slope("elu"), "gelu": _gelu, **{name: _binary(name) for name in BINARY},
-    **dict.fromkeys(("max_pool1d", "max_pool2d"), _pool("max_pool")),
-    **dict.fromkeys(("avg_pool1d", "avg_pool2d"), _pool("avg_pool")),
-    **dict.fromkeys(("adaptive_avg_pool1d", "adaptive_avg_pool2d"), _adaptive), "mean": _mean,
+    **{f"{name}{dims}d": _pool(name, dims) for name in ("max_pool", "avg_pool") for dims in (1, 2)},
+    **{f"adaptive_avg_pool{dims}d": _adaptive(dims) for dims in (1, 2)}, "mean": _mean,
     "softmax": _softmax(False), "_softmax": _softmax(False), "log_softmax": _softmax(True), "_log_softmax": _softmax(True),
     "cat": cat, "pad": pad, "constant_pad_nd": pad, "permute": permute, "transpose": transpose, "slice": slices,
     "select": select, "expand": expand,
