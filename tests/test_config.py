@@ -44,6 +44,29 @@ def test_values_out_of_range(override: str, message: str) -> None:
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(("override", "written"), [
+    ("sites.full_precision=3", 'sites.full_precision=["3"]'),
+    ("sites.full_precision=head,3", 'sites.full_precision=["head", "3"]'),
+    ("evaluation.bits=4", "evaluation.bits=[4]"), ("evaluation.bits=2, 4", "evaluation.bits=[2, 4]"),
+    ("evaluation.sites=W,A", 'evaluation.sites=["W", "A"]')])
+def test_a_list_without_brackets_is_shown_as_it_can_be_read(override: str, written: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_recipe("quickstart/mqat", [override])
+    assert f"must be a list, written '{written}' (in the shell with these quotes)" in str(caught.value)
+    assert from_recipe("quickstart/mqat", [written])
+
+
+@pytest.mark.parametrize(("override", "message"), [
+    ("evaluation.sites=3", "evaluation.sites = 3: must be a list, each item one of W, A, WA"),
+    ("evaluation.sites=W,B", "evaluation.sites = 'W,B': must be a list, each item one of W, A, WA"),
+    ("evaluation.bits=two,four", "evaluation.bits = 'two,four': must be a list"),
+    ("sites.full_precision=true", "sites.full_precision = True: must be a list")])
+def test_no_list_is_shown_that_could_not_be_read(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_recipe("quickstart/mqat", [override])
+    assert str(caught.value) == message
+
+
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
                     max_leaves=10))

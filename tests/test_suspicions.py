@@ -85,11 +85,42 @@ def test_a_head_that_the_loss_does_not_see_is_named() -> None:
     few = DRAW.normal(size=(24, 4)).astype(np.float32)
     assert fit(few, model=Heads(), output=0) == [
         "the loss does not depend on 'other.weight' and 1 more: what is not trained keeps its initial values, and ONNX "
-        "refuses to round it; drop it from the model, or name its layer in full_precision"]
+        "refuses to round it; drop it from the model, or name it in full_precision"]
     frozen = Heads()
     frozen.other.requires_grad_(False)
     assert fit(few, model=frozen, output=0) == []
     assert fit(few, model=Heads(), output=0, sites=anybit.SiteOptions(full_precision=("other",))) == []
+
+
+class Auxiliary(Heads):
+    """A second head that only training adds."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        one, other = super().forward(x)
+        return one + other.sum(1, keepdim=True) if self.training else one
+
+
+def test_a_head_that_training_alone_uses_is_not_spoken_of() -> None:
+    few = DRAW.normal(size=(24, 4)).astype(np.float32)
+    assert fit(few, model=Auxiliary()) == []
+    assert len(fit(few, model=Auxiliary().eval())) == 1, "clients train in the mode in which the model is given"
+
+
+class Idle(Heads):
+    """Parameters beside the layers, and a second name of a layer that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.alias = nn.Parameter(torch.ones(4)), self.other
+
+
+def test_what_is_named_in_full_precision_is_not_spoken_of() -> None:
+    """Parameters by their own names, and layers by another one."""
+    few = DRAW.normal(size=(24, 4)).astype(np.float32)
+    assert "'token' and 2 more" in fit(few, model=Idle(), output=0)[0]
+    assert "'other.bias':" in fit(few, model=Idle(), output=0, sites=anybit.SiteOptions(
+        full_precision=("token", "other.weight")))[0]
+    assert fit(few, model=Idle(), output=0, sites=anybit.SiteOptions(full_precision=("token", "alias"))) == []
 
 
 def test_a_training_that_ends_at_chance_names_the_usual_causes() -> None:

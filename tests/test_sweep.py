@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from anybit.cli.sweep import _resolve
 from anybit.config import ComputeOptions, Config, EngineName, from_recipe
 from anybit.errors import ConfigError, RunError
 from anybit.sweeps.lockstep import train_side_by_side
@@ -190,6 +192,39 @@ def test_more_seeds_join_a_sweep(whole: Path, home: Path) -> None:
         assert (longer.run_path(run) / name).read_bytes() == (whole / run.name / name).read_bytes(), (run.name, name)
     assert SweepFolder.open(Path("sweep")).runs == longer.runs
     assert SweepFolder.begin(Path("sweep"), longer.runs).unfinished() == []
+
+
+LENET = [f"paper/{data}-lenet5/{variant}" for data in ("cifar10", "femnist") for variant in ("mqat", "qat2", "qat4")]
+
+
+def test_a_short_default_folder_is_named_after_the_recipes() -> None:
+    assert _resolve(["quickstart/mqat", "quickstart/fedavg", "rounds=4"], [], None, None)[1] == Path(
+        "runs/sweeps/quickstart-mqat-quickstart-fedavg")
+
+
+@pytest.mark.parametrize("names", [["quickstart"], LENET])
+def test_more_seeds_and_values_find_the_default_folder(names: list[str]) -> None:
+    runs, folder = _resolve(names, ["client.lr=0.02"], "1", None)
+    SweepFolder.begin(folder, runs)
+    for vary, seeds, times in (["client.lr=0.02"], "1,2", 2), (["client.lr=0.05,0.02"], "1,2,3", 6):
+        more, again = _resolve(names, vary, seeds, None)
+        assert again == folder
+        assert len(SweepFolder.begin(again, more).runs) == times * len(runs)
+    with pytest.raises(RunError, match=r"holds another sweep .* choose another folder with --path"):
+        SweepFolder.begin(*reversed(_resolve(names, [], "1", None)))
+
+
+def test_long_lists_of_recipes_do_not_share_a_default_folder() -> None:
+    """Not even equally many, or those that begin alike."""
+    folders = [_resolve(names, [], None, None)[1] for names in (LENET, LENET[::-1], [*LENET[:-1], "quickstart/mqat"])]
+    assert len(set(folders)) == 3
+    assert re.fullmatch(r"paper-cifar10-lenet5-mqat-and-5-more-[0-9a-f]{8}", folders[0].name)
+
+
+def test_more_recipes_join_the_sweep_at_its_path() -> None:
+    for names in ["quickstart/mqat"], ["quickstart/mqat", "quickstart/fedavg"]:
+        runs, folder = _resolve(names, [], None, Path("mine"))
+        assert len(SweepFolder.begin(folder, runs).runs) == len(names)
 
 
 @pytest.mark.parametrize(("writes", "runs"), [(0, 4), (1, 4), (2, 6)])

@@ -10,16 +10,15 @@ import inspect
 import json
 import math
 import numbers
-import re
 import reprlib
 import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from anybit.errors import AnybitError, ConfigError, did_you_mean
 
-_NUMBER = re.compile(r"[+-]?[0-9][0-9.e+-]*")
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
@@ -116,7 +115,7 @@ def _read(kind: Any, value: Any, where: str, errors: _Errors) -> Any:
         return _read_union(arguments, value, where, errors)
     if origin in (tuple, list, Sequence):
         if not isinstance(value, list | tuple):
-            return _wrong(errors, where, value, f"a list{_as_list(where, value)}")
+            return _wrong(errors, where, value, f"a list{_as_list(kind, next(iter(arguments), Any), where, value)}")
         if origin is tuple and arguments[-1] is not Ellipsis:
             if len(value) != len(arguments):
                 return _wrong(errors, where, value, f"a list of {len(arguments)}")
@@ -181,14 +180,25 @@ def _read_fields(kind: type, value: Any, where: str, errors: _Errors) -> Any:
         return value
 
 
-def _as_list(where: str, value: Any) -> str:
-    """Show how to write a list whose items were given without brackets."""
+def _as_list(kind: Any, item: Any, where: str, value: Any) -> str:
+    """Show how to write a list whose items were given without brackets, if it can be read so; else what they may be."""
+    tried = _Errors()
     listed = "," in value if isinstance(value, str) else isinstance(value, int) and not isinstance(value, bool)
-    if not listed or len(str(value)) > 60:
-        return ""
-    parts = [part.strip() for part in str(value).split(",") if part.strip()]
-    items = ", ".join(part if _NUMBER.fullmatch(part) else json.dumps(part, ensure_ascii=False) for part in parts)
-    return f", written '{where}=[{items}]' (in the shell with these quotes)"
+    if listed and len(str(value)) <= 60:
+        parts = [part.strip() for part in str(value).split(",") if part.strip()]
+        items = parts if item is str else [_number_or_text(part) for part in parts]
+        _read(kind, items, where, tried)
+        if not tried:
+            return f", written '{where}={json.dumps(items, ensure_ascii=False)}' (in the shell with these quotes)"
+    choices = ", ".join(map(str, typing.get_args(item))) if typing.get_origin(item) is typing.Literal else ""
+    return choices and f", each item one of {choices}"
+
+
+def _number_or_text(text: str) -> int | float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _wrong(errors: _Errors, where: str, value: Any, wanted: str, known: Sequence[str] = ()) -> Any:

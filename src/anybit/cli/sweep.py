@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from contextlib import nullcontext
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,7 +34,7 @@ def sweep(names: Annotated[list[str], typer.Argument(
           dry_run: Annotated[bool, typer.Option("--dry-run", help="Check and print the runs, then exit.")] = False,
           imports: Import = None, quiet: Quiet = False, json: Json = False, debug: Debug = False) -> None:
     """Train many runs: recipes × varied settings × seeds. Repeat the command to continue and to retry what failed, or with
-    more seeds, values or recipes to add them."""
+    more seeds, or more values of the same --vary, to add them; with more recipes give the sweep's --path."""
     from anybit.sweeps.plan import SweepFolder, is_sweep
     from anybit.sweeps.preflight import check_without_data
     from anybit.sweeps.schedule import SweepWatch, train_sweep
@@ -78,10 +79,17 @@ def _resolve(names: list[str], vary: list[str], seeds: str | None, path: Path | 
         raise ConfigError(f"--seeds {seeds}: write whole numbers with commas, e.g. --seeds 1,2,3") from None
     chosen = [name for name in names if "=" not in name]
     runs = plan(chosen, [name for name in names if "=" in name], numbers, vary)
-    label = "-".join(Path(name).stem if Path(name).exists() else name.strip("/").replace("/", "-") for name in chosen)
-    if len(label) > 80:
-        label = f"{len(runs)}-runs"
-    return runs, path or Path("runs/sweeps") / label
+    return runs, path or Path("runs/sweeps") / _label(chosen)
+
+
+def _label(names: list[str]) -> str:
+    """Name a sweep after its recipes; many by the first and a hash of all, so that more seeds and values find the sweep."""
+    labels = [Path(name).stem if Path(name).exists() else name.strip("/").replace("/", "-") for name in names]
+    whole = "-".join(labels)
+    if len(whole) <= 80:
+        return whole
+    more = f"-and-{len(labels) - 1}-more" if len(labels) > 1 else ""
+    return f"{labels[0][:40]}{more}-{sha256(whole.encode()).hexdigest()[:8]}"
 
 
 def _conclude(sweep: SweepFolder, failed: dict[str, str], watch: SweepWatch, imports: list[str]) -> None:

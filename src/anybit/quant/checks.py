@@ -38,7 +38,7 @@ def check_initialized(model: nn.Module) -> None:
         raise ModelError(f"parameter '{lazy[0]}' of a lazy layer has no shape yet: run one batch through the model first")
 
 
-def _in_float(model: nn.Module, full_precision: Sequence[str]) -> set[int]:
+def in_float(model: nn.Module, full_precision: Sequence[str]) -> set[int]:
     """Return the ids of the modules and parameters that are named, or lie in a module that is, under any of their names."""
     everything = (*model.named_modules(remove_duplicate=False), *model.named_parameters(remove_duplicate=False))
     return {id(thing) for name, thing in everything
@@ -53,7 +53,7 @@ def checked_layers(model: nn.Module, full_precision: Sequence[str]) -> dict[str,
     problems = [f"full_precision names '{name}', which the model does not have: "
                 + did_you_mean(name, [n for n in (*names, *every) if n])
                 for name in full_precision if name not in names and name not in every]
-    name_of, kept = {id(p): name for name, p in parameters.items()}, _in_float(model, full_precision)
+    name_of, kept = {id(p): name for name, p in parameters.items()}, in_float(model, full_precision)
     problems += _in_training(modules)
     layers, owned = dict[str, tuple[LayerKind, nn.Module]](), set(kept)
     for name, module in modules.items():

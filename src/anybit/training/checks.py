@@ -24,7 +24,7 @@ from anybit.federated.metrics import check_alone, cross_entropy
 from anybit.federated.sampling import check_cohort
 from anybit.federated.state import trainable_weights
 from anybit.federated.variants import Variant
-from anybit.inputs import Inputs, called, described, device_of, leaves, selected, shapes
+from anybit.inputs import Inputs, called, described, device_of, leaves, mapped, selected, shapes
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from anybit.quant.sites import SiteOptions, call, prepare
@@ -143,7 +143,7 @@ def _shape_hint(model: nn.Module, x: Inputs) -> str:
 
 
 def check_functions(task: Task, config: Config) -> None:
-    """Raise unless loss and metric give one value per example, of that example alone."""
+    """Raise unless loss and metric give one value per example, of that example alone, and the model leaves inputs alone."""
     for examples, what, function in ((task.data.train, "loss", task.loss), (task.data.test, "metric", task.metric)):
         few = torch.linspace(0, len(examples) - 1, min(_FEW, len(examples))).long().to(examples.y.device)
         batch = examples.rows(few)
@@ -154,7 +154,8 @@ def check_functions(task: Task, config: Config) -> None:
         if len(outputs) != len(few):
             raise ModelError(f"the model gives outputs of shape {tuple(outputs.shape)} for {len(few)} examples: the first "
                              "dimension must be the example")
-        _check_apart(outputs[:1], _outputs(task.model, config.sites, picked(inputs, slice(1)), task.output))
+        for one in (slice(1), slice(-1, None)):  # the last, too: what a sum along dimension 0 adds to the first is nothing
+            _check_apart(outputs[one], _outputs(task.model, config.sites, picked(inputs, one), task.output))
         check_alone(function, what, outputs, batch.y)
 
 
@@ -163,31 +164,49 @@ def _check_apart(together: Tensor, alone: Tensor) -> None:
     if alone.shape == together.shape and together.isfinite().all():
         off = float((together - alone).abs().max()) if together.numel() else 0.0
         if not off <= 1e-2 * max(float(together.abs().max()), 1e-3):
-            raise ModelError("the model mixes the examples of a batch: alone, the first one has outputs that differ by "
-                             f"{off:.3g} (a mean over dimension 0, or statistics of the batch?); use what looks at one "
-                             "example, like GroupNorm or LayerNorm")
+            raise ModelError("the model mixes the examples of a batch: alone, an example has outputs that differ by "
+                             f"{off:.3g} (an RNN without batch_first=True, a mean over dimension 0, or statistics of the "
+                             "batch?); use what looks at one example, like GroupNorm or LayerNorm")
 
 
 @torch.no_grad()
 def _outputs(model: nn.Module, sites: SiteOptions, inputs: Inputs, output: str | int | None) -> Tensor:
-    return selected(called(prepare(model, options=sites).eval(), inputs), output)
+    return selected(_called_on_copy(prepare(model, options=sites).eval(), inputs), output)
+
+
+def _called_on_copy(model: nn.Module, inputs: Inputs) -> Any:
+    """Call a model on a copy of the inputs, and raise where it writes to them, as the next pass would see other data."""
+    copied = mapped(inputs, torch.clone)
+    versions = _versions(copied)
+    outputs = called(model, copied)
+    pairs = zip(leaves(inputs).values(), leaves(copied).values(), strict=True)
+    # Writes through x.data have no version.
+    if _versions(copied) != versions or any(not torch.equal(old, new) and not old.isnan().any() for old, new in pairs):
+        raise ModelError("the model's forward changes its input in place (x -= …, x.relu_()), so that the next pass sees "
+                         "other data: write x = x - …, or clone it first")
+    return outputs
+
+
+def _versions(inputs: Inputs) -> list[int]:
+    """Return torch's count of writes to each tensor, which sees those that change no value; those of inference have none."""
+    return [0 if x.is_inference() else x._version for x in leaves(inputs).values()]
 
 
 @torch.no_grad()
 def check_repeatable(model: nn.Module, config: Config, inputs: Inputs) -> None:
-    """Raise where a forward pass in training draws random numbers of its own or changes buffers; warn of dropout at rest.
+    """Raise where a forward pass in training draws its own numbers or changes buffers or inputs; warn of dropout at rest.
 
-    Both would escape: draws are keyed so that a resume repeats them, and what a client's pass writes is kept nowhere.
+    All would escape: draws are keyed so that a resume repeats them, what a client's pass writes is kept nowhere, and inputs
+    are the data of the next pass.
     """
     prepared = prepare(model, options=config.sites)
     mine = dict(model.named_buffers())
     before = {name: copy.deepcopy(value) for name, value in prepared.named_buffers() if name in mine}
-    device, given = device_of(inputs), pytree.tree_map(torch.clone, inputs)
-    numbers, python = np.random.get_state(), random.getstate()
+    device, numbers, python = device_of(inputs), np.random.get_state(), random.getstate()
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         states = _random_states(device)
         try:
-            called(prepared, inputs)
+            _called_on_copy(prepared, inputs)
         finally:
             drawn = states != _random_states(device)
             np.random.set_state(numbers)
@@ -196,10 +215,6 @@ def check_repeatable(model: nn.Module, config: Config, inputs: Inputs) -> None:
         raise ModelError("the model's forward draws its own random numbers (F.dropout, torch.rand?), which no resume can "
                          "repeat: use nn.Dropout as a module of the model, or set it to 0 (in a Hugging Face config "
                          "attention_probs_dropout_prob or attention_dropout)")
-    for old, new in zip(leaves(given).values(), leaves(inputs).values(), strict=True):
-        if not torch.equal(old, new) and not old.isnan().any():
-            raise ModelError("the model's forward changes its input in place (x -= …, x.add_(…)), so that the next pass "
-                             "sees other data: write x = x - …")
     for name, value in prepared.named_buffers():
         if name in before and not torch.equal(value, before[name]):
             raise ModelError(f"the model's forward changes its buffer '{name}', which clients do not send and the trained "

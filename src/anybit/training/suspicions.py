@@ -13,6 +13,7 @@ from anybit.federated.metrics import cross_entropy
 from anybit.federated.state import trainable_weights
 from anybit.inputs import Inputs, called, device_of, leaves, selected
 from anybit.quant.calibrate import activation_ranges
+from anybit.quant.checks import in_float
 from anybit.quant.sites import SiteOptions, prepare
 from anybit.tensors import picked
 from anybit.training.task import Task
@@ -46,13 +47,16 @@ def warn_of_probabilities(task: Task, config: Config) -> None:
 
 
 def warn_of_unused(task: Task, config: Config) -> None:
-    """Warn of weights that the loss does not depend on, as those of a second head, unless their layer is left alone."""
+    """Warn of weights that the loss of training does not depend on, as those of a second head, unless they stay in float.
+
+    The model is asked in the mode in which clients train it: an auxiliary head may be for training alone.
+    """
     examples = task.data.train
     batch = examples.rows(torch.arange(min(_FEW, len(examples)), device=examples.y.device))
     inputs = task.data.pipeline(batch.x)
-    prepared = prepare(task.model, options=config.sites).eval().to(device_of(inputs))
-    weights = {name: p for name, p in prepared.named_parameters() if p.requires_grad
-               and not any(name.startswith(f"{layer}.") for layer in config.sites.full_precision)}
+    prepared = prepare(task.model, options=config.sites).to(device_of(inputs))
+    kept = in_float(prepared, config.sites.full_precision)
+    weights = {name: p for name, p in prepared.named_parameters() if p.requires_grad and id(p) not in kept}
     loss = task.loss(selected(called(prepared, inputs), task.output), batch.y).mean()
     if not loss.requires_grad:
         return
@@ -61,7 +65,7 @@ def warn_of_unused(task: Task, config: Config) -> None:
     if unused:
         more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
         warnings.warn(f"the loss does not depend on '{unused[0]}'{more}: what is not trained keeps its initial values, and "
-                      "ONNX refuses to round it; drop it from the model, or name its layer in full_precision",
+                      "ONNX refuses to round it; drop it from the model, or name it in full_precision",
                       AnybitWarning, stacklevel=2)
 
 
