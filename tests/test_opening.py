@@ -6,6 +6,7 @@ import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ import torch
 from torch import nn
 
 import anybit
-from anybit.config import OBJECT, Component, ComputeOptions, Config
+from anybit.config import OBJECT, Component, ComputeOptions, Config, before_younger_settings, chosen
 from anybit.errors import RunError
 from anybit.federated.variants import mqat
-from anybit.schema import plain
+from anybit.schema import plain, read
 from anybit.training.course import Watch
 from anybit.training.machine import computing
 from anybit.training.opening import open_run
@@ -59,6 +60,30 @@ def test_another_config_is_refused(mlp: nn.Module, clients: list[Arrays], held_o
             open_run(tmp_path / "run", replace(result.config, **change), lambda config: result.task,  # type: ignore[arg-type]
                      resume=True)
     assert open_run(tmp_path / "run", result.config, lambda config: result.task, resume=True).resumed
+
+
+def test_a_run_from_before_a_setting_goes_on_without_it(mlp: nn.Module, clients: list[Arrays], held_out: Arrays,
+                                                        tmp_path: Path) -> None:
+    """Its config has no server.warmup, which runs choose now where a config leaves it open."""
+    few: dict[str, Any] = {"variant": anybit.carousel(), "rounds": 40, "cohort": 2, "checkpoint_every": 1,
+                           "evaluation": anybit.EvaluationOptions(every=40)}
+
+    def cut(progress: anybit.Progress) -> None:
+        if progress.round == 2:
+            raise KeyboardInterrupt
+
+    before = anybit.ServerOptions(warmup=0)
+    with pytest.raises(KeyboardInterrupt):
+        anybit.fit(mlp, clients, held_out, path=tmp_path / "run", on_round=cut, server=before, **few)
+    folder = RunFolder.open(tmp_path / "run")
+    config = folder.config()
+    assert config["server"].pop("warmup") == 0
+    stored = before_younger_settings(read(Config, config))
+    assert stored.server.warmup == 0
+    assert chosen(stored, few["variant"].choices) == stored, "nothing is open"
+    resumed = anybit.fit(mlp, clients, held_out, path=tmp_path / "run", resume=True, **few)
+    assert resumed.metrics == anybit.fit(mlp, clients, held_out, server=before, **few).metrics
+    assert resumed.metrics != anybit.fit(mlp, clients, held_out, **few).metrics
 
 
 def test_settings_of_the_process_hold_only_while_a_run_computes() -> None:

@@ -26,6 +26,7 @@ def fitted() -> anybit.Fitted:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(64, 3))
     return anybit.fit(model, CLIENTS, TEST, anybit.carousel(), rounds=8, cohort=4, client=anybit.ClientOptions(lr=0.1),
+                      server=anybit.ServerOptions(lr=0.01),
                       compute=anybit.ComputeOptions(convolution="no-onednn"),  # not what a process has by itself
                       evaluation=anybit.EvaluationOptions(sites=("W",), bits=(32, 4, 2)))
 

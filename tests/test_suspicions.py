@@ -129,6 +129,8 @@ def test_a_training_that_ends_at_chance_names_the_usual_causes() -> None:
     assert said[0].startswith("after 20 rounds the accuracy is at best 33.33 ")
     assert "the most frequent class alone gives 33.33: nothing is learned; the usual causes are " in said[0]
     assert "client.lr (now 0.05) or server.lr (now 0.01) too high or too low" in said[0]
+    (said,) = fit(NOTHING, np.arange(30) % 3, rounds=20, server=anybit.ServerOptions(lr=0.01))
+    assert "server.lr (now 0.01 from the first round on; server.warmup=10 lets it rise) too high" in said
 
 
 def test_clients_that_learned_something_else_point_at_the_test_set() -> None:

@@ -8,7 +8,9 @@ import torch
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
+from anybit.config import Config, chosen
 from anybit.federated.algorithm import server_update
+from anybit.federated.own import OBJECT
 from anybit.federated.server import Schedule, ServerOptions, pace, server
 from anybit.federated.state import Given, LogSteps, State, Trainable, projected
 
@@ -61,6 +63,25 @@ def test_schedules_by_hand() -> None:
     assert rates(ServerOptions(lr=2.0, schedule="linear", decay=1.0), 4) == pytest.approx([2, 1.5, 1, 0.5])
     half = math.sqrt(0.5)
     assert rates(ServerOptions(lr=2.0, schedule="cosine"), 4) == pytest.approx([2, 1 + half, 1, 1 - half])
+
+
+def test_a_rate_rises_in_equal_parts() -> None:
+    assert rates(ServerOptions(lr=2.0, warmup=4), 6) == pytest.approx([0.5, 1, 1.5, 2, 2, 2])
+    assert rates(ServerOptions(lr=2.0, warmup=0), 2) == rates(ServerOptions(lr=2.0, warmup=1), 2) == [2, 2]
+    both = ServerOptions(lr=2.0, warmup=3, schedule="linear", decay=1.0)
+    assert rates(both, 4) == pytest.approx([2 / 3, 1, 1, 0.5]), "on top of the schedule"
+
+
+@pytest.mark.parametrize(("options", "rounds", "rises"), [
+    (ServerOptions(), 100, 10), (ServerOptions(optimizer="yogi", schedule="linear"), 5000, 10), (ServerOptions(), 12, 3),
+    (ServerOptions(), 3, 1), (ServerOptions(lr=0.01), 100, 0), (ServerOptions(optimizer="sgd"), 100, 0),
+    (ServerOptions(optimizer="mine:make"), 100, 0), (ServerOptions(schedule="mine:course"), 100, 0),
+    (ServerOptions(schedule=OBJECT), 100, 0), (ServerOptions(warmup=0), 100, 0), (ServerOptions(lr=0.01, warmup=7), 8, 7)])
+def test_which_rates_rise_where_nothing_is_said(options: ServerOptions, rounds: int, rises: int) -> None:
+    """A run stores its rate, so that one from before there was a warmup goes on without."""
+    settled = chosen(Config(rounds=rounds, server=options), {})
+    assert settled.server.warmup == rises
+    assert chosen(settled, {}) == settled
 
 
 @drawn(st.sampled_from(["constant", "linear", "cosine"]), st.integers(1, 3000), st.floats(0.001, 1), st.floats(0, 0.999))

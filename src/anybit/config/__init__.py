@@ -265,12 +265,17 @@ def chosen(config: Config, choices: Mapping[str, Any]) -> Config:
                 config = replace(config, **{table: replace(options, **{name: value})})
             except ConfigError as error:
                 raise ConfigError(f"{table}.{error}") from None
-    server = replace(config.server, lr=config.server.rate(config.rounds))
+    server = replace(config.server, lr=config.server.rate(config.rounds), warmup=config.server.rise(config.rounds))
     config = replace(config, server=server)
     if server.deliver is None:
         steady = server.schedule == "constant" and server.average
         config = replace(config, server=replace(server, deliver="average" if steady else "last"))
     return config
+
+
+def before_younger_settings(config: Config) -> Config:
+    """Return the config of a run, which is settled, with what runs did that are older than a setting."""
+    return replace(config, server=replace(config.server, warmup=config.server.warmup or 0))
 
 
 def from_recipe(name: str, overrides: Sequence[str] = ()) -> Config:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from anybit.errors import ConfigError, positive
+from anybit.errors import ConfigError, at_least, positive
 from anybit.federated.own import Course, check_name, factor, not_at_hand
 from anybit.schema import check_types
 from anybit.tensors import Tensors
@@ -18,6 +18,8 @@ from anybit.tensors import Tensors
 Schedule = Literal["constant", "linear", "cosine"]
 Delivered = Literal["last", "average"]
 OPTIMIZERS = ("sgd", "adam", "adagrad", "yogi")
+WARMUP = 10
+"""Rounds in which a learning rate of anybit's choice rises."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,10 @@ class ServerOptions:
     'module:function', (rounds before, rounds) → factor; none: the variant's choice, constant except for carousel."""
     decay: float = 0.3
     """Share of the rounds, at the end, in which the linear schedule falls."""
+    warmup: int | None = None
+    """Rounds at the start in which the learning rate rises to its height, in equal parts: the first steps of an adaptive
+    optimizer move every weight by η_s, whatever its gradient; none: 10 (at most a quarter of the rounds) for adaptive ones
+    whose `lr` and `schedule` are anybit's choice, else 0."""
     average: float | None = None
     """β of an exponential average of the weights over the rounds, e.g. 0.998; 0: no average; none: the variant's choice."""
     deliver: Delivered | None = None
@@ -67,16 +73,29 @@ class ServerOptions:
             raise ConfigError(f"trim = {self.trim}: must be at least 0 and below 0.5")
         if not 0 < self.decay <= 1:
             raise ConfigError(f"decay = {self.decay}: must be above 0 and at most 1")
+        at_least(0, warmup=self.warmup)
         if not 0 <= (self.average or 0) < 1:
             raise ConfigError(f"average = {self.average}: must be at least 0 and below 1")
         if self.deliver == "average" and self.average == 0:
             raise ConfigError("deliver = average: no average is kept; set average, e.g. to 0.99")
 
+    @property
+    def adaptive(self) -> bool:
+        """True if its steps do not grow with the deltas."""
+        return self.optimizer in OPTIMIZERS and self.optimizer != "sgd"
+
+    def rise(self, rounds: int) -> int:
+        """Return the rounds in which η_s rises, of so many."""
+        if self.warmup is not None:
+            return self.warmup
+        ours = self.lr is None and self.adaptive and self.schedule in (None, *get_args(Schedule))
+        return min(WARMUP, max(1, rounds // 4)) if ours else 0
+
     def rate(self, rounds: int) -> float:
         """Return η_s of a training of so many rounds."""
         if self.lr is not None:
             return self.lr
-        if self.optimizer == "sgd" or self.optimizer not in OPTIMIZERS:
+        if not self.adaptive:
             return 1.0
         share = math.log(rounds / 100) / math.log(2000 / 100)
         return float(f"{10 ** -(2 + min(max(share, 0.0), 1.0)):.1e}")
@@ -94,11 +113,12 @@ class Pace(NamedTuple):
 def pace(options: ServerOptions, round: int, rounds: int, own: Course | None = None) -> Pace:
     """Return the numbers of the round that follows `round` earlier ones, t = round + 1 of R. own: the user's schedule.
 
-    β_t = min(β, (1 + t)/(10 + t)), as the first weights are worth little.
+    η_t = η_s·min(1, t/warmup)·schedule. β_t = min(β, (1 + t)/(10 + t)), as the first weights are worth little.
     """
     t = round + 1
     keep = min(options.average or 0.0, (1 + t) / (10 + t))
     part = factor(own, round, rounds) if own else course(options.schedule, options.decay, round, rounds)
+    part *= min(1.0, t / max(1, options.warmup or 0))
     return Pace(*(torch.tensor(number, dtype=torch.float64) for number in (options.rate(rounds) * part, keep)))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anybit.config import Config, chosen, from_recipe
+from anybit.config import Config, before_younger_settings, chosen, from_recipe
 from anybit.config.compare import flatten
 from anybit.errors import RunError
 from anybit.quant.grid import SiteKinds
@@ -91,5 +91,5 @@ def short(reading: Sequence[str]) -> bool:
 
 @functools.cache
 def _younger() -> Mapping[str, Any]:
-    defaults = flatten(plain(chosen(Config(), {})))
+    defaults = flatten(plain(chosen(before_younger_settings(Config()), {})))
     return {key: value for key, value in defaults.items() if key.startswith(_GROWING)}

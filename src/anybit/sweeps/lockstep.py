@@ -38,7 +38,7 @@ _OF_ITS_OWN = ("seed", "split", "model", "variant", "ranges", "evaluation", "che
 _NUMBERS = ("name", "bits", "start", "fixed", "scale", "activation_bits", "widths", "cap")
 """Arguments of a variant that change numbers, and no operation."""
 
-_PACE = ("lr", "schedule", "decay", "average", "deliver")
+_PACE = ("lr", "schedule", "decay", "warmup", "average", "deliver")
 """Settings of the server that change numbers, and no operation; that an average is kept at all does."""
 
 

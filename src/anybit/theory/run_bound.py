@@ -164,8 +164,8 @@ def departures(task: Task, config: Config, s: Setting, local_steps: list[int], c
         "clients do not run plain SGD at one learning rate, as the theorem's do: the figures are those of plain SGD":
             not config.client.plain,
         "steps are learned, the theorem takes them as fixed: those at the end are used": bool(config.ranges.learned),
-        "the server's learning rate goes down, the theorem takes it as fixed: that of the start is used":
-            config.server.schedule not in (None, "constant"),
+        "the server's learning rate changes, the theorem takes it as fixed: the highest is used":
+            config.server.schedule not in (None, "constant") or bool(config.server.warmup),
         "step sizes follow the weights, the theorem takes them as fixed: those at the end are used":
             bool(config.ranges.follow),
         "the server's weights are clipped to their range, the theorem leaves them": bool(config.ranges.project),

@@ -46,6 +46,8 @@ def _causes(training: Training, loss: float, guess: float) -> str:
                 "numbered as theirs?), or give more examples")
     rates = "too high" if loss > 1.1 * guess else "too high or too low"
     private = ", privacy.noise" if config.privacy.private else ""
+    abrupt = config.server.adaptive and not config.server.warmup
+    rises = " from the first round on; server.warmup=10 lets it rise" if abrupt else ""
     return (f"nothing is learned; the usual causes are client.lr (now {config.client.lr}) or server.lr (now "
-            f"{config.server.rate(config.rounds)}) {rates}{private}, inputs that are not scaled, and labels in another "
-            "order than the inputs")
+            f"{config.server.rate(config.rounds)}{rises}) {rates}{private}, inputs that are not scaled, and labels in "
+            "another order than the inputs")

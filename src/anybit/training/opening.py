@@ -106,6 +106,8 @@ def _check_identity(folder: RunFolder, config: Config, task: Task) -> None:
 
 def _check_same(folder: RunFolder, stored: Config, config: Config, task: Task, trusted: Collection[str]) -> None:
     """Raise unless a run's stored config is `config`, whose open choices it has settled."""
+    if not stored.server.warmup:  # as in all runs of earlier versions
+        config = replace(config, server=replace(config.server, warmup=config.server.warmup or 0))
     stored, config = (chosen(each, task.variant.choices) for each in (stored, config))
     config = replace(config, cohort=config.cohort or stored.cohort,
                      fleet=replace(config.fleet, minimum=config.fleet.minimum or stored.fleet.minimum))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anybit.config import Config
+from anybit.config import Config, before_younger_settings
 from anybit.errors import ConfigError, RunError, option
 from anybit.federated.state import State
 from anybit.files.digests import Digest, Digests, marked, unmarked
@@ -85,7 +85,7 @@ class RunFolder(Logs):
         """Read the config as an object."""
         try:
             config: Config = read(Config, self.config())
-            return config
+            return before_younger_settings(config)
         except ConfigError as error:
             raise RunError(f"{self.file('config.json')}: {error}") from None
 
