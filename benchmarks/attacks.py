@@ -149,8 +149,8 @@ class Fleet(Devices):
         table = replace(table, steps=read_tensors(sent, "steps", layout(table.steps)))
         clients = [question.client for question in questions]
         widths = [Width.parse(str(question.content.config_records["order"]["width"])) for question in questions]
-        cohort = build_cohort(config.seed, self.round, clients, widths, here.task.split, config.client.batch_size,
-                              config.client.epochs, here.task.variant.step_widths, config.client.local_steps)
+        cohort = build_cohort(config.seed, self.round, clients, widths, here.task.split, config.client,
+                              here.task.variant.step_widths)
         parts = here.engine.map_clients(client_update, here.client_step(table), w,
                                         here.paced(here.given(table), self.round), cohort)
         deltas = [(picked(deltas, i), losses[i]) for _, deltas, losses in parts for i in range(len(losses))]

@@ -23,6 +23,7 @@ from anybit import theory
 from anybit.data.examples import Data, Examples
 from anybit.engines.stacked import Stacked
 from anybit.federated.algorithm import ClientStep, Loss, Rates, RoundInputs, client_weighting, federated_round, sgd_step
+from anybit.federated.client import ClientOptions
 from anybit.federated.cohort import Batch, Cohort, build_cohort
 from anybit.federated.objective import client_loss
 from anybit.federated.server import ServerOptions, pace, server
@@ -132,7 +133,7 @@ def simulate(problem: Problem, variants: Sequence[Variant], eta_c: float, rounds
     for t in range(rounds):
         picks = generator(0, "batches", t).integers(size, size=(CLIENTS, LOCAL_STEPS))
         split = list(picks + size * np.arange(CLIENTS)[:, None])
-        cohort = build_cohort(0, t, range(CLIENTS), [Width(FLOAT, FLOAT)] * CLIENTS, split, 1, 1)
+        cohort = build_cohort(0, t, range(CLIENTS), [Width(FLOAT, FLOAT)] * CLIENTS, split, ClientOptions(batch_size=1))
         drawn = {v: v.widths_of(0, t, cohort.clients) for v in set(variants)}
         widths = torch.tensor([drawn[v] for v in variants])
         keys = cohort.keys + torch.arange(len(variants))[:, None]

@@ -64,7 +64,7 @@ def test_engines_agree_on_a_model_with_two_inputs(form: str) -> None:
     config = Config(cohort=len(SIZES), client=ClientOptions(lr=0.1, batch_size=4, epochs=2))
     run = begun(Task(Two().double(), mqat(sites="WA"), Data(examples, examples), split), config)
     widths = [Width(2, 2), Width(4, 8), Width(3, 32), Width(32, 32)]
-    cohort = build_cohort(1, 3, range(len(SIZES)), widths, split, 4, 2)
+    cohort = build_cohort(1, 3, range(len(SIZES)), widths, split, ClientOptions(batch_size=4, epochs=2))
     results = {name: deltas_of(engine, run, cohort) for name, engine in ENGINES.items()}
     reference, losses = results.pop("sequential")
     assert all(float(delta.abs().amax()) > 0 for delta in reference.values())

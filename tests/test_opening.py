@@ -64,26 +64,30 @@ def test_another_config_is_refused(mlp: nn.Module, clients: list[Arrays], held_o
 
 def test_a_run_from_before_a_setting_goes_on_without_it(mlp: nn.Module, clients: list[Arrays], held_out: Arrays,
                                                         tmp_path: Path) -> None:
-    """Its config has no server.warmup, which runs choose now where a config leaves it open."""
+    """Its config has no server.warmup and no client.batches, which runs choose now where a config leaves them open."""
     few: dict[str, Any] = {"variant": anybit.carousel(), "rounds": 40, "cohort": 2, "checkpoint_every": 1,
                            "evaluation": anybit.EvaluationOptions(every=40)}
+    sizes = {"client": anybit.ClientOptions(batch_size=8)}
 
     def cut(progress: anybit.Progress) -> None:
         if progress.round == 2:
             raise KeyboardInterrupt
 
-    before = anybit.ServerOptions(warmup=0)
+    before: dict[str, Any] = {"server": anybit.ServerOptions(warmup=0),
+                              "client": anybit.ClientOptions(batch_size=8, batches="full")}
     with pytest.raises(KeyboardInterrupt):
-        anybit.fit(mlp, clients, held_out, path=tmp_path / "run", on_round=cut, server=before, **few)
+        anybit.fit(mlp, clients, held_out, path=tmp_path / "run", on_round=cut, **before, **few)
     folder = RunFolder.open(tmp_path / "run")
     config = folder.config()
     assert config["server"].pop("warmup") == 0
+    assert config["client"].pop("batches") == "full"
     stored = before_younger_settings(read(Config, config))
-    assert stored.server.warmup == 0
+    assert (stored.server.warmup, stored.client.batches) == (0, "full")
     assert chosen(stored, few["variant"].choices) == stored, "nothing is open"
-    resumed = anybit.fit(mlp, clients, held_out, path=tmp_path / "run", resume=True, **few)
-    assert resumed.metrics == anybit.fit(mlp, clients, held_out, server=before, **few).metrics
-    assert resumed.metrics != anybit.fit(mlp, clients, held_out, **few).metrics
+    resumed = anybit.fit(mlp, clients, held_out, path=tmp_path / "run", resume=True, **sizes, **few)
+    assert resumed.metrics == anybit.fit(mlp, clients, held_out, **before, **few).metrics
+    for now in (sizes, {**before, **sizes}, {"client": before["client"]}):
+        assert resumed.metrics != anybit.fit(mlp, clients, held_out, **now, **few).metrics
 
 
 def test_settings_of_the_process_hold_only_while_a_run_computes() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from anybit.config import from_recipe
 from anybit.errors import ModelError
 from anybit.export.exporting import Exporter, Options
+from anybit.federated.client import ClientOptions
 from anybit.federated.cohort import build_cohort
 from anybit.federated.variants import mqat
 from anybit.models.resnet import Block, ResNet
@@ -55,7 +56,7 @@ def test_every_engine_trains_it_alike_and_not_as_without_it() -> None:
 
 def deltas(model: nn.Module, engine: str) -> dict[str, Tensor]:
     run = training(model, mqat(sites="A"))
-    cohort = build_cohort(1, 3, range(len(SIZES)), WIDTHS, run.computation.task.split, 2, 1)
+    cohort = build_cohort(1, 3, range(len(SIZES)), WIDTHS, run.computation.task.split, ClientOptions(batch_size=2))
     found, _ = deltas_of(ENGINES[engine], run, cohort)
     return found
 

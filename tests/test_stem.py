@@ -82,7 +82,7 @@ def test_recipes_of_tiny_imagenet_take_imagenets_stem(recipe: str) -> None:
 
 def test_every_engine_trains_it_alike() -> None:
     run = training(small().double())
-    cohort = build_cohort(1, 3, range(len(SIZES)), WIDTHS, run.computation.task.split, 2, 1)
+    cohort = build_cohort(1, 3, range(len(SIZES)), WIDTHS, run.computation.task.split, ClientOptions(batch_size=2))
     reference, _ = deltas_of(Sequential(), run, cohort)
     assert float(reference["stem.weight"].abs().amax()) > 0
     for name, engine in ENGINES.items():

@@ -148,3 +148,13 @@ def test_short_trials_and_models_that_learn_are_not_spoken_of() -> None:
     torch.manual_seed(0)
     assert fit(FLAG, np.arange(30) % 3, rounds=20, server=anybit.ServerOptions(lr=0.1)) == []
     assert fit(NOTHING, np.ones(30, np.float32), rounds=20, loss="mse", model=nn.Sequential(nn.Linear(4, 1))) == []
+
+
+@pytest.mark.parametrize(("batches", "size", "said"), [("full", 22, True), ("full", 11, False), ("full", 24, False),
+                                                       ("full", 30, False), ("even", 22, False), (None, 22, False)])
+def test_a_last_batch_of_a_few_examples_is_said(batches: Any, size: int, said: bool) -> None:
+    """Of 24 examples 22 and 2 · 11, 11 and 2 · 24 · fewer than a batch."""
+    warned = fit(FLAG[[0] * 24], client=anybit.ClientOptions(batch_size=size, batches=batches))
+    assert [line for line in warned if "client.batches=even" in line] == (
+        ["1 of 1 clients have last batches of 2 examples or fewer, which move the weights as far as 22 do: "
+         "client.batches=even makes batches of one size"] if said else [])

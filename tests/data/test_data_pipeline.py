@@ -83,7 +83,7 @@ def test_every_engine_trains_on_the_same_augmented_images(images: Tensor) -> Non
     config = Config(cohort=4, client=ClientOptions(lr=0.1, batch_size=4, epochs=2))
     training = begun(Task(model, mqat(), data, split), config)
     widths = [Width(4, 32), Width(2, 32), Width(32, 32), Width(8, 32)]
-    cohort = build_cohort(1, 0, range(4), widths, split, 4, 2)
+    cohort = build_cohort(1, 0, range(4), widths, split, ClientOptions(batch_size=4, epochs=2))
     assert len(cohort.segments()) > 1
     reference, losses = deltas_of(ENGINES["sequential"], training, cohort)
     stacked, stacked_losses = deltas_of(ENGINES["stacked"], training, cohort)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from anybit.data import splits
 from anybit.errors import DataError
+from anybit.federated.client import ClientOptions
 from anybit.report.spread import padding, spread
 
 NAMES = sorted(splits.SPLITS)
@@ -147,6 +148,6 @@ def test_what_cannot_be_split_is_said(name: str, arguments: dict[str, object], w
 
 def test_padding_is_a_share_and_segments_lower_it() -> None:
     split = np.split(np.arange(440), [4, 40])
-    shares = padding(split, cohort=3, batch_size=20, epochs=1, seed=0)
+    shares = padding(split, cohort=3, options=ClientOptions(batch_size=20, batches="full"), seed=0)
     assert shares["padded_to_largest"] == pytest.approx(1 - 440 / (3 * 20 * 20))
     assert shares["padding"] == pytest.approx(1 - 440 / 460)

@@ -85,17 +85,18 @@ def test_where_it_decides_for_each_pixel_two_are_few(ignored: int, targets: int,
 class Masked(nn.Module):
     """A classifier that never chooses its last class."""
 
-    def __init__(self) -> None:
+    def __init__(self, mask: float) -> None:
         super().__init__()
-        self.layer = nn.Linear(4, 4)
+        self.layer, self.mask = nn.Linear(4, 4), mask
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).masked_fill(torch.arange(4) == 3, -torch.inf)
+        return self.layer(x).masked_fill(torch.arange(4) == 3, self.mask)
 
 
-def test_a_class_that_is_masked_is_no_difference(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mask", [-torch.inf, -1e9])
+def test_a_class_that_is_masked_is_no_difference(mask: float, tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32), np.arange(24) % 3
-    (artifact,) = anybit.fit(Masked(), [(x, y)], (x, y), rounds=1).export(tmp_path, ["W8"], min_accuracy=0)
+    (artifact,) = anybit.fit(Masked(mask), [(x, y)], (x, y), rounds=1).export(tmp_path, ["W8"], min_accuracy=0)
     assert artifact.verdict.error is not None
     assert artifact.verdict.error < 1e-3
     (recorded,) = json.loads((tmp_path / "export.json").read_text())["artifacts"]

@@ -23,6 +23,7 @@ from anybit.federated.algorithm import (
     mean_delta,
     sgd_step,
 )
+from anybit.federated.client import ClientOptions
 from anybit.federated.cohort import Batch, Cohort, build_cohort
 from anybit.federated.server import ServerOptions, pace, server
 from anybit.federated.state import Given, LogSteps, State, Trainable
@@ -36,7 +37,7 @@ CPU = torch.device("cpu")
 def cohort_of(sizes: list[int], widths: list[Width], batch_size: int = 2) -> Cohort:
     starts = np.cumsum([0, *sizes])
     split = [np.arange(a, b) for a, b in itertools.pairwise(starts)]
-    return build_cohort(1, 0, range(len(sizes)), widths, split, batch_size, 1)
+    return build_cohort(1, 0, range(len(sizes)), widths, split, ClientOptions(batch_size=batch_size))
 
 
 def quadratic(w: Trainable, given: Given, xi: Batch) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,8 @@ SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=4)
 
 def cohort_of(sizes: list[int], batch_size: int, epochs: int, local_steps: int | None = None) -> Cohort:
     split = np.split(np.arange(sum(sizes)) + 7, np.cumsum(sizes)[:-1])
-    return build_cohort(1, 2, range(len(sizes)), [Width(32, 32)] * len(sizes), split, batch_size, epochs,
-                        local_steps=local_steps)
+    return build_cohort(1, 2, range(len(sizes)), [Width(32, 32)] * len(sizes), split,
+                        ClientOptions(batch_size=batch_size, epochs=epochs, local_steps=local_steps))
 
 
 @given(SIZES, st.integers(1, 12), st.integers(1, 30))

@@ -10,6 +10,7 @@ from torch import nn
 import anybit
 from anybit.errors import ConfigError
 from anybit.federated.algorithm import mean_delta
+from anybit.federated.client import ClientOptions
 from anybit.federated.cohort import build_cohort
 from anybit.federated.robust import combiner, geometric_weights, krum_weights, median, trimmed_mean
 from anybit.federated.server import ServerOptions
@@ -41,7 +42,7 @@ def test_one_liar_of_five_moves_the_mean_but_neither_median_nor_trimmed_mean() -
 def learned(log_steps: torch.Tensor, widths: list[Width], mean: Any) -> torch.Tensor:
     """Combine log step sizes of clients that trained at these widths."""
     count = len(widths)
-    cohort = build_cohort(1, 0, range(count), widths, [np.arange(3)] * count, 3, 1)
+    cohort = build_cohort(1, 0, range(count), widths, [np.arange(3)] * count, ClientOptions(batch_size=3))
     deltas = Trainable({"w": torch.arange(float(count))[:, None]}, LogSteps({"a": log_steps}, {}))
     parts = [(slice(i, i + 1), picked(deltas, slice(i, i + 1)), torch.ones(1, 3)) for i in range(count)]
     combined, losses = combiner(ServerOptions(mean=mean))(parts, cohort.width_bits, torch.full((count,), 1 / count))

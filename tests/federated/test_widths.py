@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anybit.errors import ConfigError
+from anybit.federated.client import ClientOptions
 from anybit.federated.cohort import build_cohort, join
 from anybit.federated.variants import WidthsOf, carousel, cycled_widths, dealt_width
 from anybit.quant.grid import FLOAT, Width
@@ -69,9 +70,9 @@ def test_a_clients_local_steps_are_the_same_in_any_cohort() -> None:
     policy = cycled_widths((2, 3, 4, 6, 8, 32), (4, 8))
 
     def cohort(*clients: int, round: int = 7) -> torch.Tensor:
-        return build_cohort(1, round, clients, [FREE] * len(clients), split, 2, 1, policy).width_bits
+        return build_cohort(1, round, clients, [FREE] * len(clients), split, ClientOptions(batch_size=2), policy).width_bits
 
-    whole = build_cohort(1, 7, (0, 1, 2), [FREE] * 3, split, 2, 1, policy)
+    whole = build_cohort(1, 7, (0, 1, 2), [FREE] * 3, split, ClientOptions(batch_size=2), policy)
     assert whole.width_bits.shape == (3, 5, 2)
     assert whole.width_bits[0, 1:].unique().tolist() == whole.width_bits[2, 3:].unique().tolist() == [FLOAT]
     assert [tuple(b.width.tolist()) for b in whole.batches(1)] == policy(1, 7, 1, FREE, 5)

@@ -69,7 +69,7 @@ def test_devices_cycle_up_to_their_own_width() -> None:
               for client, bits in zip(cohort.clients, cohort.width_bits, strict=True)}
     assert widths == {0: {2}, 1: {2, 3, 4}, 2: {2, 3, 4, 6, 8}, 3: {2, 3, 4, 6, 8, 32}}
     task = training.computation.task
-    here = build_cohort(config.seed, 0, cohort.clients, cohort.widths, task.split, 16, 1, task.variant.step_widths)
+    here = build_cohort(config.seed, 0, cohort.clients, cohort.widths, task.split, config.client, task.variant.step_widths)
     assert torch.equal(cohort.width_bits, here.width_bits)
 
 

@@ -18,6 +18,7 @@ import torch
 from anybit import models
 from anybit.data.splits import SPLITS
 from anybit.federated import variants
+from anybit.federated.client import ClientOptions
 from anybit.federated.cohort import build_cohort, sample_clients
 from anybit.federated.sampling import SamplingOptions, sample_cohort
 from anybit.quant.ranges import weight_steps
@@ -47,7 +48,8 @@ def fingerprints() -> dict[str, str]:
 
 def _cohorts() -> dict[str, str]:
     split = [np.arange(start, start + size) for start, size in ((0, 5), (5, 12), (17, 1), (18, 20))]
-    cohort = build_cohort(1, 2, sample_clients(1, 2, 4, 3), variants.mqat().widths_of(1, 2, range(3)), split, 4, 2)
+    cohort = build_cohort(1, 2, sample_clients(1, 2, 4, 3), variants.mqat().widths_of(1, 2, range(3)), split,
+                          ClientOptions(batch_size=4, epochs=2, batches="full"))
     fixed = variants.mqat(fixed=True)
     drawn = {policy: sample_cohort(options, 1, 2, 30, 8, lambda clients: fixed.widths_of(1, 2, clients))
              for policy, options in (("stratified", SamplingOptions("stratified")),

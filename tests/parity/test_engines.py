@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from anybit.config import RangeOptions
+from anybit.federated.client import ClientOptions
 from anybit.federated.cohort import build_cohort
 from anybit.federated.variants import apqn, carousel, mqat
 from anybit.quant.grid import Width
@@ -23,7 +24,7 @@ from tests.parity.cases import SITES, SIZES, VARIANTS, training, with_decay
 
 
 def deltas_by_engine(run: Training, widths: list[Width]) -> dict[str, tuple[dict[str, Tensor], Tensor]]:
-    cohort = build_cohort(1, 3, range(len(SIZES)), widths, run.computation.task.split, 4, 2,
+    cohort = build_cohort(1, 3, range(len(SIZES)), widths, run.computation.task.split, ClientOptions(batch_size=4, epochs=2),
                           run.computation.task.variant.step_widths)
     step, given = run.computation.client_step(run.table), run.computation.given(run.table).at(run.state.w)
     return {name: gathered(engine, step, run.state.trainable, given, cohort) for name, engine in ENGINES.items()}
@@ -118,7 +119,7 @@ def test_same_draws_whatever_the_cohort_around_a_client() -> None:
 
     def delta(clients: list[int], engine: str) -> Tensor:
         widths = [Width(2, 2)] * len(clients)
-        cohort = build_cohort(1, 3, clients, widths, run.computation.task.split, 4, 2)
+        cohort = build_cohort(1, 3, clients, widths, run.computation.task.split, ClientOptions(batch_size=4, epochs=2))
         deltas, _ = gathered(ENGINES[engine], step, run.state.trainable, given, cohort)
         return deltas["conv2.weight"][clients.index(1)]
 

@@ -63,8 +63,7 @@ def show(recipe: Recipe, overrides: Overrides = None,
     cohort = config.places(len(split))
     check_cohort(cohort, len(split))
     label_spread = spread(data.train.y.numpy(), split, data.class_names)
-    numbers = {**label_spread.numbers(), **padding(split, cohort, config.client.batch_size, config.client.epochs,
-                                                   config.seed, config.client.local_steps)}
+    numbers = {**label_spread.numbers(), **padding(split, cohort, config.client, config.seed)}
     out = out or Path(f"{label_of(recipe)}-clients.png")
     settings = ", ".join(f"{key} {value}" for key, value in config.split.arguments.items() if key != "clients")
     draw(label_spread, out, f"{config.data.name}, {f'{config.split.name} {settings}'.strip()}: {len(split)} clients")

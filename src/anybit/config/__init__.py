@@ -266,7 +266,7 @@ def chosen(config: Config, choices: Mapping[str, Any]) -> Config:
             except ConfigError as error:
                 raise ConfigError(f"{table}.{error}") from None
     server = replace(config.server, lr=config.server.rate(config.rounds), warmup=config.server.rise(config.rounds))
-    config = replace(config, server=server)
+    config = replace(config, server=server, client=replace(config.client, batches="even" if config.client.even else "full"))
     if server.deliver is None:
         steady = server.schedule == "constant" and server.average
         config = replace(config, server=replace(server, deliver="average" if steady else "last"))
@@ -275,7 +275,8 @@ def chosen(config: Config, choices: Mapping[str, Any]) -> Config:
 
 def before_younger_settings(config: Config) -> Config:
     """Return the config of a run, which is settled, with what runs did that are older than a setting."""
-    return replace(config, server=replace(config.server, warmup=config.server.warmup or 0))
+    return replace(config, server=replace(config.server, warmup=config.server.warmup or 0),
+                   client=replace(config.client, batches=config.client.batches or "full"))
 
 
 def from_recipe(name: str, overrides: Sequence[str] = ()) -> Config:

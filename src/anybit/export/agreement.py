@@ -10,6 +10,9 @@ from anybit.data.examples import IGNORED
 _CONSTANT = 1e-4
 """Share of its size below which the deviation of outputs is float32's rounding and no scale."""
 
+_MASK = -1e4
+"""Outputs down to this are a mask's (float16 ends at −6.6e4), if they lie a thousand typical ones below 0, too."""
+
 
 def same_decisions(left: Tensor, right: Tensor) -> float:
     """Return the share of examples (pixels, tokens) with the same largest output."""
@@ -38,18 +41,25 @@ def within(result: Tensor, expected: Tensor, allowed: float) -> float:
 
 
 def _differences(result: Tensor, expected: Tensor) -> Tensor:
-    """Return result − expected; equal infinities, as of classes that a model masks, differ by nothing."""
-    same = (result == expected) & expected.isinf()
+    """Return result − expected; what both mask, and equal infinities, differ by nothing."""
+    most = _mask(expected)
+    same = ((result == expected) & expected.isinf()) | ((result <= most) & (expected <= most))
     return (result.double() - expected.double()).masked_fill(same, 0)
 
 
 def _deviations(expected: Tensor) -> Tensor:
     """Return expected − its mean, or 1e-4 of the outputs where that is larger, as they are then one constant.
 
-    Infinities have no part in the mean, and deviate by nothing.
+    Infinities and masks have no part in the mean, and deviate by nothing.
     """
-    expected, finite = expected.double(), expected.isfinite()
+    expected, finite = expected.double(), expected.isfinite() & (expected > _mask(expected))
     mean = expected.where(finite, torch.nan).nanmean(0, keepdim=True)
     deviations, least = (expected - mean).where(finite, 0), _CONSTANT * expected.where(finite, 0)
     larger = deviations if deviations.norm() >= least.norm() else least
     return larger if larger.norm() > 0 else torch.full_like(expected, torch.finfo(torch.float32).tiny)
+
+
+def _mask(expected: Tensor) -> float:
+    """Return the output from which on downwards a class is masked: with a large number like −1e9, as with −∞."""
+    others = expected[expected.abs() < -_MASK]
+    return min(_MASK, -1e3 * float(others.abs().median())) if others.numel() else -torch.inf

@@ -21,7 +21,11 @@ class ClientOptions:
     lr: float = 0.05
     """Learning rate η_c; for AdamW about 1e-3."""
     batch_size: int = 64
-    """Examples per local step."""
+    """Examples per local step, at most."""
+    batches: Literal["even", "full"] | None = None
+    """Batches of examples that are no multiple of `batch_size`: even (as many batches, whose sizes differ by one at most) or
+    full (a last batch of what is left over, as data loaders do: two examples then move the weights as far as 64); none:
+    even."""
     epochs: int = 1
     """Passes through a client's examples in a round."""
     local_steps: int | None = None
@@ -68,6 +72,11 @@ class ClientOptions:
             raise ConfigError(f"momentum = {self.momentum}: is SGD's; AdamW has beta1")
         if self.nesterov and not self.momentum:
             raise ConfigError("nesterov: needs momentum, e.g. 0.9")
+
+    @property
+    def even(self) -> bool:
+        """True if the batches of an epoch have one size."""
+        return self.batches != "full"
 
     @property
     def plain(self) -> bool:

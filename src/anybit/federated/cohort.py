@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils import _pytree as pytree
 
+from anybit.federated.client import ClientOptions
 from anybit.quant.grid import FLOAT, Width
 from anybit.randomness import generator, key
 from anybit.tensors import moved, picked
@@ -153,25 +154,35 @@ def same_width(seed: int, round: int, client: int, width: Width, count: int) -> 
     return [width] * count
 
 
+def batch_sizes(examples: int, most: int, even: bool) -> np.ndarray:
+    """Return the sizes of an epoch's batches of at most so many examples: what is left over in a small last one, or (even)
+    as many batches whose sizes differ by one at most, the larger first."""
+    count = -(-examples // most)
+    if even:
+        return examples // max(1, count) + (np.arange(count) < examples % max(1, count))
+    return np.minimum(most, examples - most * np.arange(count))
+
+
 def build_cohort(seed: int, round: int, clients: Sequence[int], widths: Sequence[Width],
-                 split: Sequence[np.ndarray] | Mapping[int, np.ndarray], batch_size: int, epochs: int,
-                 step_widths: StepWidths = same_width, local_steps: int | None = None) -> Cohort:
+                 split: Sequence[np.ndarray] | Mapping[int, np.ndarray], options: ClientOptions,
+                 step_widths: StepWidths = same_width) -> Cohort:
     """Draw every client's batch order and lay the batches out as (client, local step, row), padded to the longest client.
 
-    On the host, while the device is busy with the round before. local_steps: as many for every client, instead of epochs.
+    On the host, while the device is busy with the round before.
     """
     longest = max((len(split[client]) for client in clients), default=1)
-    most = min(batch_size, longest)
-    shape = (len(clients), local_steps or epochs * -(-longest // most), most)
+    most = min(options.batch_size, longest)
+    shape = (len(clients), options.steps_of(longest), most)
     index, rows = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
     for i, client in enumerate(clients):
         draw, examples = generator(seed, "order", round, client), split[client]
-        an_epoch = -(-len(examples) // most)
-        end = local_steps or epochs * an_epoch
-        for start in range(0, end, an_epoch):
-            order = examples[draw.permutation(len(examples))][:(end - start) * most]
-            index[i, start:start + an_epoch].reshape(-1)[:len(order)] = order
-            rows[i, start:start + an_epoch].reshape(-1)[:len(order)] = 1
+        sizes = batch_sizes(len(examples), most, options.even)
+        end = options.steps_of(len(examples))
+        for start in range(0, end, max(1, len(sizes))):
+            taken = sizes[:end - start]
+            real = np.arange(most) < taken[:, None]
+            index[i, start:start + len(taken)][real] = examples[draw.permutation(len(examples))][:taken.sum()]
+            rows[i, start:start + len(taken)] = real
     keys = [key(seed, "client", round, client) for client in clients]
     bits = np.full((*index.shape[:2], 2), FLOAT)
     for i, (client, width) in enumerate(zip(clients, widths, strict=True)):

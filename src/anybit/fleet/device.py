@@ -60,8 +60,7 @@ def _train_client(computation: Computation, round: int, client: int, width: Widt
     """Train one client for a round; return the delta, and the loss of every local step."""
     config = computation.config
     cohort = build_cohort(config.seed, round, [client], [width], {client: np.arange(len(computation.task.data.train))},
-                          config.client.batch_size, config.client.epochs, computation.task.variant.step_widths,
-                          config.client.local_steps).to(computation.device)
+                          config.client, computation.task.variant.step_widths).to(computation.device)
     ((_, deltas, losses),) = computation.engine.map_clients(
         client_update, computation.client_step(table), w, computation.paced(computation.given(table), round), cohort)
     return picked(deltas, 0), losses[0]

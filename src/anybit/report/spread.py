@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from anybit.errors import DataError, MissingExtra
+from anybit.federated.client import ClientOptions
 from anybit.federated.cohort import build_cohort, sample_clients
 from anybit.quant.grid import FLOAT, Width
 
@@ -48,8 +49,7 @@ def spread(labels: np.ndarray, split: Sequence[np.ndarray], class_names: tuple[s
     return Spread(counts, class_names or tuple(map(str, range(classes))), np.array([len(index) for index in split]))
 
 
-def padding(split: Sequence[np.ndarray], cohort: int, batch_size: int, epochs: int, seed: int,
-            local_steps: int | None = None) -> dict[str, float]:
+def padding(split: Sequence[np.ndarray], cohort: int, options: ClientOptions, seed: int) -> dict[str, float]:
     """Compute the share of padding among the samples of stacked clients, over the first rounds of a run.
 
     padded_to_largest: the share if every client were padded to the largest of its cohort.
@@ -57,8 +57,7 @@ def padding(split: Sequence[np.ndarray], cohort: int, batch_size: int, epochs: i
     shares = []
     for round in range(_ROUNDS):
         clients = sample_clients(seed, round, len(split), cohort)
-        built = build_cohort(seed, round, clients, [Width(FLOAT, FLOAT)] * cohort, split, batch_size, epochs,
-                             local_steps=local_steps)
+        built = build_cohort(seed, round, clients, [Width(FLOAT, FLOAT)] * cohort, split, options)
         shares.append((built.padding_share(), built.padding_share(segmented=False)))
     mean = np.mean(shares, 0)
     return {"padding": float(mean[0]), "padded_to_largest": float(mean[1])}

@@ -7,7 +7,7 @@ of clients. L, σ_l and σ_g are therefore estimated from below.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -84,8 +84,9 @@ class Probe:
 
     def view(self, w: Tensors, client: int) -> ClientView:
         """Measure loss, gradient and the variance of mini-batch gradients of one client, over one epoch."""
+        an_epoch = replace(self.config.client, epochs=1, local_steps=None)
         batches = build_cohort(self.config.seed, 0, [client], [Width(FLOAT, FLOAT)], self.task.split,
-                               self.config.client.batch_size, 1).to(self.device).batches(0)
+                               an_epoch).to(self.device).batches(0)
         share = torch.tensor([float(xi.rows.sum()) for xi in batches])
         share /= share.sum()
         values, gradients = zip(*(self._gradient(w, xi) for xi in batches), strict=True)

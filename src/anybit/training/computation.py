@@ -115,8 +115,7 @@ class Computation:
             clients = sample_cohort(config.sampling, config.seed, round, len(split), config.places(len(split)),
                                     lambda everybody: variant.widths_of(config.seed, round, everybody))
         widths = variant.widths_of(config.seed, round, clients)
-        return build_cohort(config.seed, round, clients, widths, split, config.client.batch_size, config.client.epochs,
-                            variant.step_widths, config.client.local_steps)
+        return build_cohort(config.seed, round, clients, widths, split, config.client, variant.step_widths)
 
     def weighting(self, cohort: Cohort) -> Tensor:
         """Return the share of every client in the mean."""

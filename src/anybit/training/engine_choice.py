@@ -198,8 +198,7 @@ def _probe(config: Config, task: Task, size: int) -> Cohort:
     clients = sample_clients(config.seed, 0, len(task.split), min(config.places(), len(task.split)))
     largest = sorted(clients, key=lambda c: -len(task.split[c]))[:size]
     widths = task.variant.widths_of(config.seed, 0, largest)
-    cohort = build_cohort(config.seed, 0, largest, widths, task.split, config.client.batch_size, 1,
-                          task.variant.step_widths)
+    cohort = build_cohort(config.seed, 0, largest, widths, task.split, config.client, task.variant.step_widths)
     return replace(cohort, index=cohort.index[:, :_LOCAL_STEPS], rows=cohort.rows[:, :_LOCAL_STEPS])
 
 

@@ -21,7 +21,7 @@ from anybit.training.follower import Follower
 from anybit.training.identity import check_identity, identity, identity_of_data
 from anybit.training.machine import computing
 from anybit.training.run_folder import RunFolder
-from anybit.training.suspicions import warn_of_probabilities, warn_of_scale, warn_of_unused
+from anybit.training.suspicions import warn_of_leftovers, warn_of_probabilities, warn_of_scale, warn_of_unused
 from anybit.training.task import Task
 
 
@@ -82,6 +82,7 @@ def open_run(path: Path | None, config: Config | None, make_task: Callable[[Conf
         warn_of_scale(computation.task, computation.config)
         warn_of_probabilities(computation.task, computation.config)
         warn_of_unused(computation.task, computation.config)
+        warn_of_leftovers(computation.task, computation.config)
         return OpenRun(computation, _new_folder(path, computation, task, described), False)
 
 
@@ -108,6 +109,7 @@ def _check_same(folder: RunFolder, stored: Config, config: Config, task: Task, t
     """Raise unless a run's stored config is `config`, whose open choices it has settled."""
     if not stored.server.warmup:  # as in all runs of earlier versions
         config = replace(config, server=replace(config.server, warmup=config.server.warmup or 0))
+    config = replace(config, client=replace(config.client, batches=config.client.batches or stored.client.batches))
     stored, config = (chosen(each, task.variant.choices) for each in (stored, config))
     config = replace(config, cohort=config.cohort or stored.cohort,
                      fleet=replace(config.fleet, minimum=config.fleet.minimum or stored.fleet.minimum))

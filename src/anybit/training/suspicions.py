@@ -1,4 +1,4 @@
-"""What is no error and hardly meant: pixels of 0 to 255, probabilities as logits, weights that nothing depends on."""
+"""What is no error and hardly meant: pixels of 0 to 255, probabilities as logits, idle weights, last batches of a few."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from anybit.training.task import Task
 LARGE = 20.0
 """The size from which inputs are far from what a layer's initial weights are made for, about 1."""
 _EXAMPLES, _FEW = 64, 4
+_LEFT_OVER = 1 / 8
+"""Share of a batch up to which a last one is small."""
 
 
 def warn_of_scale(task: Task, config: Config) -> None:
@@ -66,6 +68,17 @@ def warn_of_unused(task: Task, config: Config) -> None:
         more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
         warnings.warn(f"the loss does not depend on '{unused[0]}'{more}: what is not trained keeps its initial values, and "
                       "ONNX refuses to round it; drop it from the model, or name it in full_precision",
+                      AnybitWarning, stacklevel=2)
+
+
+def warn_of_leftovers(task: Task, config: Config) -> None:
+    """Warn of last batches of a few examples, which move the weights as far as full ones, where most clients have them."""
+    size = config.client.batch_size
+    left = [len(index) % size for index in task.split if len(index) > size]
+    few = [count for count in left if 0 < count <= size * _LEFT_OVER]
+    if not config.client.even and 2 * len(few) > len(task.split):
+        warnings.warn(f"{len(few)} of {len(task.split)} clients have last batches of {max(few)} examples or fewer, which "
+                      f"move the weights as far as {size} do: client.batches=even makes batches of one size",
                       AnybitWarning, stacklevel=2)
 
 
