@@ -130,8 +130,8 @@ def test_an_opened_run_finds_the_steps_of_what_it_ships(tmp_path: Path, monkeypa
     trusted = ["anybit_own_net"]
     config = from_recipe("carousel/digits", [
         "model.name=anybit_own_net:tiny", "rounds=3", "cohort=3", "server.lr=0.2", "server.schedule=constant",
-        "server.average=0.9", "ranges.follow=true", "client.batch_size=64", 'evaluation.steps=["rule"]',
-        "evaluation.bits=[32, 2]"])
+        "server.average=0.9", "ranges.follow=true", "client.batch_size=64", "client.batches=even",
+        'evaluation.steps=["rule"]', "evaluation.bits=[32, 2]"])
     opened = open_run(tmp_path / "run", config, lambda config: build_task(config, trusted), trusted=trusted)
     with opened.held():
         training = begin(opened.computation, opened.folder)

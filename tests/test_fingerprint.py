@@ -23,8 +23,9 @@ def test_qat_at_two_bits_collapses_at_every_other_width() -> None:
     x, y = data.train.x.numpy(), data.train.y.numpy()
     clients = [(x[part], y[part]) for part in dirichlet(y, 1, clients=10)]
     result = anybit.fit(deep_network(), clients, (data.test.x, data.test.y), anybit.qat(2), rounds=60, cohort=10,
-                        client=anybit.ClientOptions(lr=0.1, batch_size=32), server=anybit.ServerOptions(lr=0.03),
-                        pipeline=data.pipeline, engine="stacked", evaluation=anybit.EvaluationOptions(sites=("W",)))
+                        client=anybit.ClientOptions(lr=0.1, batch_size=32, batches="full"),
+                        server=anybit.ServerOptions(lr=0.03), pipeline=data.pipeline, engine="stacked",
+                        evaluation=anybit.EvaluationOptions(sites=("W",)))
     accuracy = {width: score.metric for width, score in result.scores.items()}
     assert accuracy["W2"] > 60
     others = np.array([accuracy[f"W{bits}"] for bits in (3, 4, 6, 8)])

@@ -90,7 +90,8 @@ def test_a_failing_client_is_named_with_round_and_step() -> None:
         return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
     task = replace(run.computation.task, split=run.computation.task.split[3:], loss=loss)
-    alone = begun(task, Config(engine="processes", cohort=1, rounds=2, client=anybit.ClientOptions(batch_size=4)))
+    client = anybit.ClientOptions(batch_size=4, batches="full")
+    alone = begun(task, Config(engine="processes", cohort=1, rounds=2, client=client))
     with pytest.raises(EngineError, match=r"^client 0 failed in round 1, local step 5: ValueError: no such label$"):
         to_end(alone)
     assert not alone.computation.engine._running  # type: ignore[attr-defined]

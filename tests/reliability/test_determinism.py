@@ -17,7 +17,8 @@ from anybit.training.task import Task
 from tests.trainings import trained as train_to_end
 
 ONE_ROUND = 1e-6
-"""Weights after one round, by engine or by threads: |a − b| ≤ ONE_ROUND · max |w|. Sums of float32 in another order."""
+"""Weights after one round, by engine or by threads: |a − b| ≤ ONE_ROUND · max |w|. Sums of float32 in another order; where a
+weight's delta is hardly larger than Adam's ε, its first step magnifies them, with batches of one size to 2e-5 here."""
 FOUR_ROUNDS = 1e-3
 """After four rounds of quantized training: a weight near a rounding boundary may fall to its other side, and the
 difference is then a quantization step of one client, averaged over the cohort."""
@@ -55,7 +56,7 @@ def trained(examples: tuple[Data, list[np.ndarray]], variant: str, engine: str, 
     data, split = examples
     options = anybit.EvaluationOptions(every=1000, bits=(32,), sites=("W",), steps=("mse",))
     config = anybit.config.Config(rounds=rounds, cohort=4, engine=engine, device="cpu", threads=threads,  # type: ignore[arg-type]
-                                  client=anybit.ClientOptions(batch_size=16), evaluation=options)
+                                  client=anybit.ClientOptions(batch_size=16, batches="full"), evaluation=options)
     w = train_to_end(Task(model(), VARIANTS[variant], data, split), config).w
     return torch.cat([p.flatten() for p in w.values()])
 

@@ -266,7 +266,7 @@ def chosen(config: Config, choices: Mapping[str, Any]) -> Config:
             except ConfigError as error:
                 raise ConfigError(f"{table}.{error}") from None
     server = replace(config.server, lr=config.server.rate(config.rounds), warmup=config.server.rise(config.rounds))
-    config = replace(config, server=server, client=replace(config.client, batches="even" if config.client.even else "full"))
+    config = replace(config, server=server, client=replace(config.client, batches=config.client.batches or "even"))
     if server.deliver is None:
         steady = server.schedule == "constant" and server.average
         config = replace(config, server=replace(server, deliver="average" if steady else "last"))
