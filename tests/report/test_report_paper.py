@@ -168,6 +168,16 @@ def test_settings_that_differ_are_said_and_never_averaged(results: list[Result])
     assert [t.columns["baseline"].seeds for t in doubled.tables] == [(1, 2)], "a run that is given twice counts once"
 
 
+def test_runs_from_before_a_setting_are_seeds_beside_younger_ones() -> None:
+    runs = [result(f"{LENET}/baseline", seed, dict.fromkeys(BITS, 60.0)) for seed in (1, 2)]
+    assert runs[0].config["client"].pop("batches") == "full"
+    (table,) = compare(runs).tables
+    assert (table.columns["baseline"].seeds, table.readings["baseline"]) == ((1, 2), ())
+    even = result(f"{LENET}/baseline", 3, dict.fromkeys(BITS, 60.0), overrides=("client.batches=even",))
+    (table,) = compare([runs[0], even]).tables
+    assert [reading.reading for reading in table.readings["baseline"]] == [("client.batches=even",)]
+
+
 def test_other_readings_stand_beside_the_recipes_own(results: list[Result]) -> None:
     qat = papers(f"{LENET}/qat4", "qat4")
     wide = [result(f"{LENET}/qat4", seed, {b: v + 4 * (b > 3) for b, v in qat.items()},

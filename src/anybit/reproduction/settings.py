@@ -26,7 +26,7 @@ _COMPUTED = "compute."
 _ACTIVATIONS = ("ranges.activations", "ranges.calibration_images", "sites.activation_grid", "sites.quantize_image",
                 "model.round_shortcuts")
 """Settings without effect where no activation is rounded."""
-_GROWING = ("server.", "ranges.", "sites.")
+_GROWING = ("client.", "server.", "ranges.", "sites.")
 """Tables whose settings were added to over time, all with defaults that change nothing."""
 _CHOSEN = ("seed", "device", "engine", "threads", "compute.convolution", "compute.workers")
 """Settings that a machine chooses, or that a command names otherwise."""
