@@ -45,7 +45,8 @@ def task(case: Case | Refusal) -> tuple[nn.Module, list[Any], Any]:
 def fit(case: Case, engine: Any, **settings: Any) -> anybit.Fitted:
     """Train two rounds of two clients at two local steps each, one of which is not full."""
     return anybit.fit(*task(case), case.variant, rounds=2, cohort=2, engine=engine, device="cpu",
-                      client=anybit.ClientOptions(lr=0.01, batch_size=8), server=anybit.ServerOptions("sgd"), threads=1,
+                      client=anybit.ClientOptions(lr=0.01, batch_size=8, batches="full"),
+                      server=anybit.ServerOptions("sgd"), threads=1,
                       evaluation=anybit.EvaluationOptions(bits=(32, 8, 2), sites=("W", "WA"), steps=("table",)),
                       **case.settings, **settings)
 
