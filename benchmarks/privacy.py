@@ -95,7 +95,7 @@ class Population:
     rounds: int = 60
     clip: float = 0.2
     network: Callable[[], nn.Module] = network
-    client: anybit.ClientOptions = anybit.ClientOptions(lr=0.3, batch_size=16, epochs=2)
+    client: anybit.ClientOptions = anybit.ClientOptions(lr=0.3, batch_size=16, epochs=2, batches="full")
     server: anybit.ServerOptions = anybit.ServerOptions(optimizer="adam", lr=0.02)
     noises: Sequence[float] = NOISES
     variants: Sequence[str] = tuple(VARIANTS)
@@ -111,7 +111,7 @@ class Population:
 POPULATIONS = {
     "crowd": Population("digits", crowd, 500), "hundred": Population("digits", hundred, 50),
     "writers": Population("femnist", writers, 46, 10, 0.3, lambda: lenet5(1, 28, 62),
-                          anybit.ClientOptions(lr=0.1, batch_size=32, local_steps=2),
+                          anybit.ClientOptions(lr=0.1, batch_size=32, local_steps=2, batches="full"),
                           anybit.ServerOptions(optimizer="adam", lr=0.003), (0.0, 0.6, 1.2), tuple(VARIANTS), (1, 2, 3),
                           "sequential", anybit.ComputeOptions(convolution="native"))}
 DIGITS = ("crowd", "hundred")

@@ -44,6 +44,7 @@ def main() -> None:
             variant = make()
             result = anybit.fit(network(seed), clients, held_out, variant, rounds=rounds, seed=seed, engine="sequential",
                                 threads=1, server=anybit.ServerOptions(warmup=warmup), progress=False,
+                                client=anybit.ClientOptions(batches="full"),
                                 evaluation=anybit.EvaluationOptions(every=1000, bits=(32, 2), sites=("W",)))
             which = (variant.name, rounds, result.config.server.warmup, seed)
             rows.writerows((*which, width, f"{result.scores[width].metric:.2f}") for width in WIDTHS)
