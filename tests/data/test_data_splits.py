@@ -75,13 +75,14 @@ def test_with_a_large_alpha_everyone_has_the_overall_distribution() -> None:
     assert np.mean(np.abs(np.subtract(share, 0.25))) < 0.04
 
 
-def test_clients_can_get_fewer_examples_than_there_are() -> None:
-    labels = np.arange(1000) % 10
-    split = splits.dirichlet(labels, 1, 10, 1.0, examples=90)
+@pytest.mark.parametrize("name", ["dirichlet", "pachinko"])
+def test_clients_can_get_fewer_examples_than_there_are(name: str) -> None:
+    data = labelled(1000, 10)
+    split = draw_split(name, data, 1, 10, examples=90)
     assert [len(part) for part in split] == [90] * 10
     assert len(np.unique(np.concatenate(split))) == 900
     with pytest.raises(DataError, match=r"split\.examples = 101: at most 100, there are no more for each of 10 clients"):
-        splits.dirichlet(labels, 1, 10, 1.0, examples=101)
+        draw_split(name, data, 1, 10, examples=101)
 
 
 def test_pachinko_prefers_labels_of_one_family() -> None:

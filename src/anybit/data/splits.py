@@ -56,11 +56,9 @@ def dirichlet(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1
     _enough(clients, len(labels))
     draw = generator(seed, "split")
     pools = _Pools(draw, labels)
-    concentration, most = alpha * len(pools.left) * pools.left / len(labels), len(labels) // clients
-    if examples > most:
-        raise DataError(f"split.examples = {examples}: at most {most}, there are no more for each of {clients} clients")
-    return [pools.deal(_take(draw, _log_dirichlet(draw, concentration), pools.left, np.int64(examples or most)))
-            for _ in range(clients)]
+    concentration = alpha * len(pools.left) * pools.left / len(labels)
+    size = _equal_size(len(labels), clients, examples)
+    return [pools.deal(_take(draw, _log_dirichlet(draw, concentration), pools.left, size)) for _ in range(clients)]
 
 
 def dirichlet_free(labels: np.ndarray, seed: int, clients: int = 10, alpha: float = 1.0, least: int = 1) -> Split:
@@ -91,13 +89,14 @@ def dirichlet_free(labels: np.ndarray, seed: int, clients: int = 10, alpha: floa
 
 
 def pachinko(labels: np.ndarray, seed: int, coarse: np.ndarray | None = None, clients: int = 500, alpha: float = 0.1,
-             beta: float = 10.0) -> Split:
+             beta: float = 10.0, examples: int = 0) -> Split:
     """Draw equal-sized clients with related labels: Reddi et al. (2020), appendix F.
 
+    examples: of each client, the rest is left out; 0: as many as there are for all.
     Every client draws θ ~ Dirichlet(α) over the coarse labels and, below each, θ_c ~ Dirichlet(β) over its fine labels;
     an example's fine label is drawn down this tree. Labels that run out leave the tree, and θ is renormalized.
     """
-    check_settings("pachinko", {"clients": clients, "alpha": alpha, "beta": beta})
+    check_settings("pachinko", {"clients": clients, "alpha": alpha, "beta": beta, "examples": examples})
     _enough(clients, len(labels))
     if coarse is None:
         raise DataError("split 'pachinko' needs coarse labels, and the data set has none: use cifar100, or name its "
@@ -105,12 +104,12 @@ def pachinko(labels: np.ndarray, seed: int, coarse: np.ndarray | None = None, cl
     draw = generator(seed, "split")
     pools = _Pools(draw, labels)
     tree = _children(labels, coarse, pools.classes)
-    real, size, split = tree >= 0, len(labels) // clients, []
+    real, size, split = tree >= 0, _equal_size(len(labels), clients, examples), []
     for _ in range(clients):
         theta = _log_dirichlet(draw, np.full(len(tree), alpha))
         below = _log_dirichlet(draw, np.full(tree.shape, beta))
         left = np.where(real, pools.left[tree], 0)
-        taken = _take(draw, below, left, _take(draw, theta, left.sum(1), np.int64(size)))
+        taken = _take(draw, below, left, _take(draw, theta, left.sum(1), size))
         counts = np.zeros_like(pools.left)
         counts[tree[real]] = taken[real]
         split.append(pools.deal(counts))
@@ -241,6 +240,14 @@ def _shards_of(size: np.ndarray, clients: int, k: int) -> np.ndarray:
             grown[ahead] += 1
         number = grown
     return number
+
+
+def _equal_size(examples: int, clients: int, wanted: int) -> np.int64:
+    """Return the examples of each of so many clients: as many as are wanted, or as there are for all."""
+    most = examples // clients
+    if wanted > most:
+        raise DataError(f"split.examples = {wanted}: at most {most}, there are no more for each of {clients} clients")
+    return np.int64(wanted or most)
 
 
 def _enough(clients: int, examples: int, of: str = "") -> None:
