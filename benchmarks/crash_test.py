@@ -66,7 +66,7 @@ class Crash:
     def __init__(self, home: Path, mode: str, rounds: int, seed: int) -> None:
         self.home, self.mode, self.rounds, self.draw = home, mode, rounds, random.Random(seed)
         self.count = Count()
-        for module in ("sklearn.datasets", "torch._dynamo", "anybit.cli.main", "anybit.sweeps.schedule"):
+        for module in ("torch._dynamo", "anybit.cli.main", "anybit.sweeps.schedule"):
             importlib.import_module(module)  # once, and not in every fork
         (home / "crash_model.py").write_text(MODEL)
         started = time.perf_counter()

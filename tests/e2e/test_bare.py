@@ -73,10 +73,10 @@ def requirements(name: str, found: set[str]) -> set[str]:
     return found
 
 
-@pytest.fixture
-def bare(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of packages that holds torch, numpy, what they require, and anybit: links into this environment."""
-    packages = tmp_path / "packages"
+    packages = tmp_path_factory.mktemp("bare") / "packages"
     packages.mkdir()
     for name in requirements("torch", requirements("numpy", set())):
         for file in importlib.metadata.distribution(name).files or []:
@@ -85,6 +85,13 @@ def bare(tmp_path: Path) -> Path:
             if top.name not in ("..", "__pycache__") and source.exists() and not (packages / top.name).exists():
                 (packages / top.name).symlink_to(source)
     (packages / "anybit").symlink_to(SOURCE / "anybit")
+    return packages
+
+
+@pytest.fixture
+def bare(tmp_path: Path, packages: Path) -> Path:
+    """A folder where nothing but these packages can be imported, and what is in it."""
+    (tmp_path / "packages").symlink_to(packages)
     (tmp_path / "own.py").write_text(OWN)
     return tmp_path
 

@@ -63,7 +63,8 @@ def _become(arguments: list[str], cwd: str, environment: dict[str, str], out: st
 
 def _serve() -> None:
     """Fork for every line of the standard input, and say how each command ended."""
-    for module in ("anybit.api", "anybit.cli.main", "anybit.cli.training", "anybit.engines.stacked", "sklearn.datasets"):
+    for module in ("anybit.api", "anybit.cli.main", "anybit.cli.training", "anybit.engines.stacked",
+                   "torch._dynamo"):  # which torch imports at the first step
         importlib.import_module(module)
 
     for line in sys.stdin:
