@@ -6,6 +6,7 @@ The types and defaults of the dataclasses are the only description of the config
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import math
@@ -20,6 +21,9 @@ from typing import Any
 from anybit.errors import AnybitError, ConfigError, did_you_mean
 
 _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+_field_types: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
+"""Evaluate the annotations of a dataclass, once: all of a configuration's take longer than reading its values."""
 
 
 class _Errors(list[str]):
@@ -46,7 +50,7 @@ def read(kind: type, value: Any, where: str = "") -> Any:
 
 def check_types(options: Any) -> None:
     """Raise one ConfigError for all fields of a dataclass whose values are not of their types, as `read` does for files."""
-    errors, hints = _Errors(), typing.get_type_hints(type(options))
+    errors, hints = _Errors(), _field_types(type(options))
     for field in dataclasses.fields(options):
         _read(hints[field.name], getattr(options, field.name), field.name, errors)
     if errors:
@@ -96,7 +100,7 @@ def _places(kind: Any, where: str) -> Iterator[str]:
     if not dataclasses.is_dataclass(kind):
         yield where
         return
-    hints = typing.get_type_hints(kind)
+    hints = _field_types(kind)
     for field in dataclasses.fields(kind):
         if not field.metadata.get("rest"):
             yield from _places(hints[field.name], f"{where}.{field.name}" if where else field.name)
@@ -158,7 +162,7 @@ def _read_fields(kind: type, value: Any, where: str, errors: _Errors) -> Any:
         return _wrong(errors, where, value, "a table")
     fields = {f.name: f for f in dataclasses.fields(kind)}
     rest = next((f.name for f in fields.values() if f.metadata.get("rest")), None)
-    hints, arguments = typing.get_type_hints(kind), dict[str, Any]()
+    hints, arguments = _field_types(kind), dict[str, Any]()
     before = len(errors)
     for key, item in value.items():
         place = f"{where}.{key}" if where else str(key)
