@@ -44,7 +44,7 @@ def digits() -> Data:
 
 @functools.cache
 def _digits_table() -> np.ndarray:
-    """Read 64 pixels and a label per row from the file in scikit-learn's wheel: its import takes as long as torch's."""
+    """Read 64 pixels and a label per row from the file in scikit-learn's wheel: importing it, with SciPy, takes seconds."""
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
         raise MissingExtra("scikit-learn", "digits", "the embedded data set 'digits'")
