@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import runpy
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import anybit
@@ -15,9 +14,8 @@ from anybit.environment import commit
 def test_the_commit_of_a_checkout_and_whether_it_was_changed(tmp_path: Path) -> None:
     package = tmp_path / "src/anybit"
     package.mkdir(parents=True)
-    for name in ("environment.py", "__init__.py"):
-        shutil.copy(Path(anybit.__file__).parent / name, package)
-    (package / "__init__.py").write_text("")
+    shutil.copy(Path(anybit.__file__).parent / "environment.py", package)
+    (package / "__init__.py").touch()
     assert _found(tmp_path) == "None", "no checkout"
     _git(tmp_path, "init", "-q")
     _commit(tmp_path, "src/anybit/__init__.py")
@@ -42,9 +40,7 @@ def test_it_is_asked_once() -> None:
 
 
 def _found(home: Path) -> str:
-    code = "from anybit.environment import commit; print(commit())"
-    return subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(home / "src")}, cwd=home,
-                          check=True, capture_output=True, text=True).stdout.strip()
+    return str(runpy.run_path(str(home / "src/anybit/environment.py"))["commit"]())
 
 
 def _commit(home: Path, what: str) -> None:

@@ -69,6 +69,7 @@ def test_the_card_says_which_code_trained_and_which_exported(run_path: Path, tmp
         assert f"{exported}.\n" in card
 
 
+@pytest.mark.artifacts
 def test_json_and_bench(run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["export", str(run_path), "--width", "WA8", "--bench", "--json", "--out", str(tmp_path), *OWN]) == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)

@@ -100,6 +100,7 @@ def test_another_compiler_or_processor_gets_its_own(home: Path, built: Path, tmp
     assert compilations(built) == 2
 
 
+@pytest.mark.kernels
 def test_two_processes_at_once(home: Path) -> None:
     """With the real compiler: both build, both load, one file is left, and a third finds it."""
     environment = {**os.environ, "ANYBIT_DATA": str(home)}

@@ -102,6 +102,7 @@ def test_evaluation_rounds_every_matrix_and_nothing_else(fitted: Fitted) -> None
     assert score.loss == pytest.approx(float(loss), abs=1e-5)
 
 
+@pytest.mark.artifacts
 def test_artifacts_agree(fitted: Fitted, tmp_path: Path) -> None:
     matrices = sum(p.numel() for p in fitted.model.parameters() if p.dim() > 1)
     with pytest.warns(AnybitWarning, match="it has weights and no graph"):
