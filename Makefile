@@ -71,7 +71,7 @@ test-models: $(READY)
 
 # The tutorial and the how-to pages, top to bottom.
 test-pages: $(READY)
-	$(BIN)/pytest -m pages tests/test_pages.py
+	$(BIN)/pytest -m pages
 
 # Released runtimes, each in an environment of its own; writes results/devices/runtimes.csv and the table in docs/export.md.
 test-runtimes: $(READY)

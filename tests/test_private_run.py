@@ -99,6 +99,7 @@ def test_a_damaged_promise_is_no_evaluation(run: tuple[anybit.Fitted, Path], tmp
         _ = RunRecord(copy).evaluation
 
 
+@pytest.mark.pages
 def test_the_page_about_privacy_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

@@ -166,6 +166,7 @@ def test_a_dry_run_looks_once_at_what_runs_share_and_at_no_finished_run(home: Pa
         run(["sweep", "sweep", "--dry-run"])
 
 
+@pytest.mark.pages
 def test_every_command_of_a_report_works_in_its_folder(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs lie elsewhere, and the report was made from a third place."""
     settings = [*SHORT, "engine=sequential", "--quiet"]

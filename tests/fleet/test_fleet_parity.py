@@ -20,13 +20,14 @@ from tests.fleet.conftest import SMALL, LocalGrid, fleet, here_and_there, listen
 
 @pytest.mark.usefixtures("own_models")
 @pytest.mark.parametrize("overrides", [
-    [], ["cohort=2", "client.epochs=2"], ["variant.name=apqn", "server.optimizer=yogi"], ["weighting=examples"],
-    ["variant.sites=WA", "fleet.calibration=server"], ["ranges.learned=true"], ["sites.per_channel=true"],
-    ["variant.name=kure"], ["server.mean=median"], ["sampling.policy=stratified", "cohort=2"],
-    ["variant.name=carousel", "variant.cap=true", "ranges.follow=true", "server.schedule=linear", "server.average=0.9"],
-    ["variant.name=carousel", "variant.widths=cohort", "server.schedule=constant", "server.average=0", "cohort=3"],
+    [], ["variant.name=apqn", "server.optimizer=yogi"], ["variant.sites=WA", "fleet.calibration=server"],
     ["variant.name=carousel", "variant.sites=WA", "variant.cap=true", "server.schedule=cosine", "server.average=0",
-     "fleet.calibration=server", "ranges.follow=true", "ranges.learned=true"]],
+     "fleet.calibration=server", "ranges.follow=true", "ranges.learned=true"],
+    *(pytest.param(overrides, marks=pytest.mark.fleet) for overrides in (
+        ["cohort=2", "client.epochs=2"], ["weighting=examples"], ["ranges.learned=true"], ["sites.per_channel=true"],
+        ["variant.name=kure"], ["server.mean=median"], ["sampling.policy=stratified", "cohort=2"],
+        ["variant.name=carousel", "variant.cap=true", "ranges.follow=true", "server.schedule=linear", "server.average=0.9"],
+        ["variant.name=carousel", "variant.widths=cohort", "server.schedule=constant", "server.average=0", "cohort=3"]))],
     ids=lambda overrides: " ".join(overrides) or "mqat")
 def test_the_server_model_is_that_of_the_sequential_engine(overrides: list[str]) -> None:
     here, there = here_and_there(*overrides)

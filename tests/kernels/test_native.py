@@ -21,7 +21,7 @@ from anybit.quant import single_client as alone
 from anybit.quant.grid import GridName, ends
 from anybit.quant.sites import prepare
 
-pytestmark = pytest.mark.usefixtures("native")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("native")]
 many = settings(max_examples=60, deadline=None, derandomize=True)
 
 

@@ -19,6 +19,7 @@ from anybit.training import engine_choice
 from anybit.training.computation import open_computation
 from anybit.training.engine_choice import example_task
 
+pytestmark = pytest.mark.kernels
 LOAD = "from anybit.kernels.native import library; library(); print('loaded')"
 
 
@@ -100,7 +101,6 @@ def test_another_compiler_or_processor_gets_its_own(home: Path, built: Path, tmp
     assert compilations(built) == 2
 
 
-@pytest.mark.kernels
 def test_two_processes_at_once(home: Path) -> None:
     """With the real compiler: both build, both load, one file is left, and a third finds it."""
     environment = {**os.environ, "ANYBIT_DATA": str(home)}

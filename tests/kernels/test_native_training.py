@@ -25,7 +25,7 @@ from anybit.training.task import Task
 from tests.gathered import deltas_of
 from tests.trainings import begun, to_end
 
-pytestmark = pytest.mark.usefixtures("native")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("native")]
 SIZES = [1, 9, 20, 37]
 SITES: tuple[SiteKinds, ...] = ("W", "WA")
 VARIANTS = {"baseline": baseline(weight_decay=0.01), "dropout": baseline(dropout=0.5),

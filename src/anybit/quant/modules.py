@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -160,25 +159,20 @@ LAYERS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], Tensor]] = {
 }
 """Layers whose weight and input are sites: class → its computation (layer, x, weight)."""
 
-_QUANTIZED = {kind: type(f"Quantized{kind.__name__}", (Quantized, kind), {"_apply_layer": apply})
-              for kind, apply in LAYERS.items()}
+
+def _quantized(kind: type[nn.Module], apply: Callable[[Any, Tensor, Tensor], Tensor]) -> type[nn.Module]:
+    return type(f"Quantized{kind.__name__}", (Quantized, kind), {"_apply_layer": apply})
+
+
+_QUANTIZED = {kind: _quantized(kind, apply) for kind, apply in LAYERS.items()}
 
 
 def quantized_layer(layer: Any) -> nn.Module:
-    """Make a layer with the settings and parameters of `layer` that computes through the quantizers that it is given.
-
-    A layer of a subclass becomes one in place: nobody knows how its class is called.
-    """
+    """Make a layer compute through the quantizers that it is given, in place: its settings, parameters and hooks stay."""
     kind = next(kind for kind in LAYERS if isinstance(layer, kind))
-    if type(layer) is not kind:
-        layer.__class__ = type(f"Quantized{type(layer).__name__}", (Quantized, type(layer)), {"_apply_layer": LAYERS[kind]})
-        layer.input_dropout = nn.Identity()
-        return cast(nn.Module, layer)
-    settings = {name: getattr(layer, name) for name in inspect.signature(kind).parameters
-                if name not in ("bias", "device", "dtype")}
-    new: Any = _QUANTIZED[kind](**settings, bias=layer.bias is not None, device="meta")
-    new.weight, new.bias, new.input_dropout = layer.weight, layer.bias, nn.Identity()
-    return as_it_was(new, layer)
+    own = _QUANTIZED[kind] if type(layer) is kind else _quantized(type(layer), LAYERS[kind])
+    layer.__class__, layer.input_dropout = own, nn.Identity()
+    return cast(nn.Module, layer)
 
 
 def as_it_was(new: nn.Module, old: nn.Module) -> nn.Module:

@@ -60,10 +60,11 @@ def check_model(task: Task, config: Config) -> None:
     with _taking(model, one):
         check_repeatable(model, config, one)
         activation_ranges(model, config.sites, trainable_weights(model), one)
-        outputs = _outputs(model, config.sites, one, task.output)
+        at_rest = prepare(model, options=config.sites).eval()
+        outputs = _outputs(at_rest, one, task.output)
     if task.loss is cross_entropy:
         _check_all(task, functools.partial(check_labels, outputs=outputs.shape))
-    check_functions(task, config)
+    check_functions(task, at_rest)
 
 
 def check_numbers(task: Task, config: Config) -> None:
@@ -110,7 +111,7 @@ def check_outputs(model: nn.Module, sites: SiteOptions, one: Inputs, output: str
                   labelled: Examples | None) -> None:
     """Pass one example through the model, and look at the labels if the loss needs some."""
     with _taking(model, one):
-        outputs = _outputs(model, sites, one, output)
+        outputs = _outputs(prepare(model, options=sites).eval(), one, output)
     if labelled is not None:
         check_labels(labelled, "test data", outputs.shape)
 
@@ -142,7 +143,7 @@ def _shape_hint(model: nn.Module, x: Inputs) -> str:
     return ": no channel? give x[:, None]" if x.dim() == 3 and channels == 1 else ""
 
 
-def check_functions(task: Task, config: Config) -> None:
+def check_functions(task: Task, model: nn.Module) -> None:
     """Raise unless loss and metric give one value per example, of that example alone, and the model leaves inputs alone."""
     for examples, what, function in ((task.data.train, "loss", task.loss), (task.data.test, "metric", task.metric)):
         few = torch.linspace(0, len(examples) - 1, min(_FEW, len(examples))).long().to(examples.y.device)
@@ -150,12 +151,12 @@ def check_functions(task: Task, config: Config) -> None:
         with _taking(task.model, batch.x, task.data.train.x):
             inputs = task.data.pipeline(batch.x)
         with _taking(task.model, inputs, task.data.pipeline(picked(task.data.train.x, slice(1)))):
-            outputs = _outputs(task.model, config.sites, inputs, task.output)
+            outputs = _outputs(model, inputs, task.output)
         if len(outputs) != len(few):
             raise ModelError(f"the model gives outputs of shape {tuple(outputs.shape)} for {len(few)} examples: the first "
                              "dimension must be the example")
         for one in (slice(1), slice(-1, None)):  # the last, too: what a sum along dimension 0 adds to the first is nothing
-            _check_apart(outputs[one], _outputs(task.model, config.sites, picked(inputs, one), task.output))
+            _check_apart(outputs[one], _outputs(model, picked(inputs, one), task.output))
         check_alone(function, what, outputs, batch.y)
 
 
@@ -170,8 +171,8 @@ def _check_apart(together: Tensor, alone: Tensor) -> None:
 
 
 @torch.no_grad()
-def _outputs(model: nn.Module, sites: SiteOptions, inputs: Inputs, output: str | int | None) -> Tensor:
-    return selected(_called_on_copy(prepare(model, options=sites).eval(), inputs), output)
+def _outputs(model: nn.Module, inputs: Inputs, output: str | int | None) -> Tensor:
+    return selected(_called_on_copy(model, inputs), output)
 
 
 def _called_on_copy(model: nn.Module, inputs: Inputs) -> Any:
@@ -253,5 +254,7 @@ def unmapped(task: Task, config: Config) -> str:
 
 
 def _random_states(device: torch.device) -> list[object]:
-    card = [torch.cuda.get_rng_state(device).tolist()] if device.type == "cuda" else []
-    return [torch.get_rng_state().tolist(), *card, random.getstate(), *map(str, np.random.get_state())]
+    """Return what all generators will draw from, to be compared."""
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    kind, keys, *numbers = np.random.get_state()
+    return [*(state.numpy().tobytes() for state in states), random.getstate(), kind, np.asarray(keys).tobytes(), *numbers]
