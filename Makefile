@@ -57,7 +57,8 @@ test-fleet: $(READY)
 test-kills: $(READY)
 	$(BIN)/pytest -n 2 -m kills
 
-# On GPU machines PyTorch brings its own Triton; here any recent one interprets the kernels.
+# Needs a C++ compiler (Debian: apt-get install g++). On GPU machines PyTorch brings its own Triton; here any recent one
+# interprets the kernels.
 test-kernels: $(READY)
 	@echo "Installing Triton into .venv"
 	@$(BIN)/pip install -qq --disable-pip-version-check triton==3.6.0

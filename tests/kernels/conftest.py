@@ -14,8 +14,7 @@ from anybit.kernels.native import library, missing
 @pytest.fixture(scope="session")
 def native(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file that was compiled."""
-    if why := missing():
-        pytest.skip(why)
+    assert not missing(), missing()
     home = tmp_path_factory.mktemp("home")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ANYBIT_DATA", str(home))
