@@ -49,7 +49,7 @@ test-executorch: $(READY)
 	@$(PIP) --editable '.[executorch]'
 	$(BIN)/pytest -m executorch
 
-# Real SuperLink and SuperNode processes on this machine.
+# Real SuperLink and SuperNode processes on this machine, and a fleet against the sequential engine under more settings.
 test-fleet: $(READY)
 	$(BIN)/pytest -m fleet
 
@@ -70,7 +70,7 @@ test-models: $(READY)
 	@$(PIP) --editable '.[models]'
 	$(BIN)/pytest -n 2 --dist loadgroup -m models tests/models
 
-# The tutorial and the how-to pages, top to bottom.
+# The tutorial and the how-to pages, top to bottom, and the commands that a report prints.
 test-pages: $(READY)
 	$(BIN)/pytest -m pages
 
