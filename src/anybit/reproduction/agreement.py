@@ -1,4 +1,4 @@
-"""How many figures agree with the paper's under which readings, and what was tried where they do not."""
+"""How many figures agree with the paper's under which readings, and what may be behind those that do not."""
 
 from __future__ import annotations
 
@@ -29,21 +29,33 @@ class Count:
     def __str__(self) -> str:
         return f"{self.within} of {self.figures}"
 
+    def __add__(self, other: Count) -> Count:
+        return Count(self.within + other.within, self.figures + other.figures, self.drops_within + other.drops_within,
+                     self.drops + other.drops)
+
 
 def count(tables: Iterable[ComparedTable], choice: Choice = by_recipe) -> Count:
     """Count the figures that agree if every column is read as `choice` says."""
-    figures: dict[tuple[str, Width], float] = {}
-    drops: dict[tuple[str, Width], float] = {}
+    return sum(counts(tables, choice), Count(0, 0, 0, 0))
+
+
+def counts(tables: Iterable[ComparedTable], choice: Choice = by_recipe) -> list[Count]:
+    """Count the figures of every table that agree; those in several tables belong to the first."""
+    found, seen = [], set[tuple[str, Width]]()
     for table in tables:
-        for name in table.columns:
-            column = choice(table, name)
-            if column.short:
-                continue
-            for found, points in ((figures, column.differences), (drops, column.drops)):
-                for bits, difference in points.items():
-                    found.setdefault((column.recipe, Width.of(table.sites, bits)), difference)
-    return Count(*(number for found in (figures, drops)
-                   for number in (sum(abs(points) <= TOLERANCE for points in found.values()), len(found))))
+        figures, drops = list[float](), list[float]()
+        for column in (choice(table, name) for name in table.columns):
+            new = set() if column.short else {b for b in column.differences
+                                              if (column.recipe, Width.of(table.sites, b)) not in seen}
+            figures += [points for bits, points in column.differences.items() if bits in new]
+            drops += [points for bits, points in column.drops.items() if bits in new]
+            seen |= {(column.recipe, Width.of(table.sites, bits)) for bits in new}
+        found.append(Count(_within(figures), len(figures), _within(drops), len(drops)))
+    return found
+
+
+def _within(differences: Iterable[float]) -> int:
+    return sum(abs(points) <= TOLERANCE for points in differences)
 
 
 def agreement(tables: Iterable[ComparedTable]) -> str:
@@ -60,7 +72,7 @@ def agreement(tables: Iterable[ComparedTable]) -> str:
 
 @dataclass(frozen=True)
 class Departure:
-    """A column with figures beyond the tolerance, what else was tried, and what may be behind it."""
+    """A column with figures beyond the tolerance, and what may be behind it."""
 
     table: ComparedTable
     name: str
@@ -70,9 +82,9 @@ class Departure:
         return self.table.columns[self.name]
 
     @property
-    def tried(self) -> list[ComparedColumn]:
-        """The other readings, nearest first."""
-        return sorted((c for c in self.table.readings[self.name] if c.off is not None), key=lambda column: column.off or 0.0)
+    def best(self) -> ComparedColumn:
+        """The column under the nearest reading, which may be the recipe's."""
+        return self.table.best(self.name)
 
     @property
     def explanation(self) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from anybit.report.tables import MISSING
 from anybit.reproduction import text
-from anybit.reproduction.agreement import Departure, agreement, departures
-from anybit.reproduction.compare import PAPER_IMAGES, TOLERANCE, Compared, ComparedTable, Comparison, Verdict
+from anybit.reproduction.agreement import Departure, agreement, counts, departures
+from anybit.reproduction.compare import PAPER_IMAGES, TOLERANCE, Compared, ComparedColumn, ComparedTable, Comparison, Verdict
 from anybit.reproduction.facts import facts
 from anybit.reproduction.overfitting import courses
 
@@ -28,8 +28,10 @@ _READINGS = ("What the paper leaves open, tried otherwise than in the recipe: ea
              "command. *Off by*: the mean distance from the paper's figures, doubted ones aside. A step rule of the "
              "evaluation alone (`ranges.evaluate`; `mse`: found again after training) is listed where it is nearer than the "
              "variant's own.")
-_DEPARTURES = (f"Every column with a figure that is off by more than {TOLERANCE:g} points: by how much on average, which "
-               "other readings were tried (and how far off they are, **bold** if nearest), and what may be behind it. "
+_COUNTS = "Table by table, those in several tables with the first:"
+_DEPARTURES = (f"Every column with a figure that is off by more than {TOLERANCE:g} points: at which bits and by how much on "
+               "average, as in the recipe and under the reading of the paper that comes nearest; all readings that were "
+               "tried are [behind the figures]({details}). "
                f"*Chance*: ours and the paper's, which is one seed on {PAPER_IMAGES:,} images, differ by less than two "
                "standard deviations of such a difference (those of the baseline for one seed of a variant that does not "
                "round in training).")
@@ -51,13 +53,13 @@ def summary(comparison: Comparison, images: Path, page: Path) -> str:
     beside = Path(os.path.relpath(str(images), str(page.parent)))
     said = _SUMMARY.format(details=f"[Behind the figures]({details_of(page).name})")
     lines = ["# Ours and the paper's\n", f"The paper: {facts().citation}.\n", f"{said}\n",
-             f"{agreement(comparison.tables)}\n"]
+             f"{agreement(comparison.tables)} {_COUNTS}\n", _table(_COUNTS_HEAD, _counts(comparison.tables)), ""]
     for table in comparison.tables:
         lines += [f"## {_title(table)}\n", *(f"{note}\n" for note in text.short_notes(table)), _compact(table), "",
                   _image(table.title, beside / f"paper-{table.key}.png")]
     if found := departures(comparison.tables):
-        lines += [f"## Beyond {TOLERANCE:g} points\n", f"{_DEPARTURES}\n",
-                  _table(["", "at bits", "off by", "tried", "explanation"], [_departure(d) for d in found]), ""]
+        lines += [f"## Beyond {TOLERANCE:g} points\n", f"{_DEPARTURES.format(details=details_of(page).name)}\n",
+                  _table(_DEPARTURE_HEAD, [_departure(d) for d in found]), ""]
     if homes := courses(comparison.by_recipe):
         lines += ["## Overfitting\n", f"{_COURSES}\n"]
         lines += [_image(home, beside / f"overfitting-{home}.png") for home in homes]
@@ -74,7 +76,8 @@ def details(comparison: Comparison, page: Path) -> str:
         lines += [f"## {_title(table)}\n", "```", *text.commands(table), "```\n",
                   _table(text.head(table), _bold(text.rows(table))), "", *(f"- {note}" for note in text.notes(table)), ""]
         if readings := text.reading_rows(table):
-            lines += ["### Other readings\n", f"{_READINGS}\n", _table([*text.head(table), text.READING_HEAD], readings), ""]
+            lines += [f"### Other readings of {text.label(table)}\n", f"{_READINGS}\n",
+                      _table([*text.head(table), text.READING_HEAD], readings), ""]
     for home, courses_of in courses(comparison.by_recipe).items():
         lines += [f"## Overfitting: {home}\n", _table(text.OVERFITTING_HEAD, text.overfitting_rows(courses_of)), ""]
     return "\n".join(lines).rstrip() + "\n"
@@ -109,13 +112,27 @@ def _figures(cell: Compared) -> list[str]:
     return [ours, f"{cell.paper:.1f}{'?' if cell.suspect else ''}", points if cell.within else f"**{points}**"]
 
 
+_COUNTS_HEAD = ["", "figures", "within, recipes", "within, best readings"]
+
+
+def _counts(tables: Sequence[ComparedTable]) -> text.Rows:
+    """List how many figures of each table agree, by the recipes and by the best readings."""
+    best = counts(tables, ComparedTable.best)
+    return [[_title(table), str(recipe.figures), str(recipe.within), str(reading.within)]
+            for table, recipe, reading in zip(tables, counts(tables), best, strict=True) if recipe.figures]
+
+
+_DEPARTURE_HEAD = ["", "at bits", "off by", "nearest reading", "at bits", "off by", "what may be behind it"]
+
+
 def _departure(found: Departure) -> list[str]:
-    best = found.table.best(found.name)
-    tried = "; ".join(f"{mark}{' '.join(column.reading)} ({column.off:.2f}){mark}" for column in found.tried
-                      for mark in ["**" if column is best else ""])
-    column = found.column
-    return [f"{column.title}, {found.table.number}", ", ".join(map(str, column.beyond)), f"{column.off:.2f}",
-            tried or MISSING, found.explanation]
+    column, best = found.column, found.best
+    nearest = [MISSING] * 3 if best is column else [f"`{' '.join(best.reading)}`", *_beyond(best)]
+    return [f"{column.title}, {found.table.number}", *_beyond(column), *nearest, found.explanation]
+
+
+def _beyond(column: ComparedColumn) -> list[str]:
+    return [", ".join(map(str, column.beyond)) or "none", f"{column.off:.2f}"]
 
 
 def _not_measured(verdicts: Sequence[Verdict]) -> str:

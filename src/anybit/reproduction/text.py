@@ -134,12 +134,13 @@ CLAIM_HEAD = ["claim", "table", "ours", "by", "paper's figures", "where"]
 def claim_rows(verdicts: Sequence[Verdict]) -> Rows:
     """List the verdicts on all claims, with the measured part of a claim."""
     tables = facts().tables
-    return [[v.claim.says, _short(tables[v.claim.table]), _verdict(v.ours, v.holding, v.measured, v.pairs),
+    return [[v.claim.says, label(tables[v.claim.table]), _verdict(v.ours, v.holding, v.measured, v.pairs),
              MISSING if v.narrowest is None else signed(v.narrowest),
              _verdict(v.paper, v.paper_holding, v.paper_measured, v.pairs), v.claim.place] for v in verdicts]
 
 
-def _short(table: PaperTable) -> str:
+def label(table: PaperTable | ComparedTable) -> str:
+    """Name a table in few words: by its number, or by its data where the paper has no such table."""
     return table.number if table.number.startswith("Table") else table.title.partition(",")[0]
 
 
