@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import anybit
+from anybit.cli.main import run
 from anybit.config import Config, from_recipe
 from anybit.engines.stacked import Stacked
 from anybit.training import engine_choice
@@ -139,6 +140,16 @@ def test_fit_keeps_the_choice_and_resumes_with_it(counted: list[Candidate], tmp_
     anybit.fit(model, clients, clients[0], resume=True, **settings)  # type: ignore[arg-type]
     assert len(counted) == before
     assert json.loads((tmp_path / "run/config.json").read_text()) == stored
+
+
+def test_a_dry_run_is_estimated_with_the_engine_that_the_run_will_take(counted: list[Candidate],
+                                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "quickstart/mqat", "engine=auto", "--dry-run", "--json"]) == 0
+    captured = capsys.readouterr()
+    shown = json.loads(captured.out)
+    assert (shown["config"]["engine"], shown["config"]["threads"]) == ("processes", 1)
+    assert "processes engine, 1 thread" in captured.err
+    assert shown["cost"]["seconds"] > 0
 
 
 def test_an_engine_that_the_user_names_is_kept(task: Task) -> None:

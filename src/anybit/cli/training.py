@@ -32,27 +32,24 @@ def run(recipe: Recipe, overrides: Overrides = None,
     from anybit.config import from_recipe
     from anybit.engines.ranks import rank
     from anybit.schema import plain
-    from anybit.training.build import build_task, settled
-    from anybit.training.computation import open_computation
+    from anybit.training.build import build_task
     from anybit.training.estimate import estimate
     from anybit.training.loggers import logger
     from anybit.training.opening import open_run
 
-    config, trusted = from_recipe(recipe, overrides or []), imports or []
+    config, trusted, reporter = from_recipe(recipe, overrides or []), imports or [], Reporter(quiet or rank() > 0)
+    path = None if dry_run else path or Path("runs") / f"{label_of(recipe)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    loggers = [logger(text) for text in log or [] if not dry_run]
+    opened = open_run(path, config, lambda config: build_task(config, trusted), trusted=trusted, say=reporter.message)
     if dry_run:
-        # Opened as a run would open it, so that the same mistakes are found.
-        task, config = build_task(config, trusted), settled(config, trusted)
-        open_computation(task, config).engine.close()
-        known = estimate(config, task)
+        opened.computation.engine.close()
+        known = estimate(opened.config, opened.computation.task)
         if json:
-            print_json({"config": plain(config), "cost": known.as_json()})
+            print_json({"config": plain(opened.config), "cost": known.as_json()})
         else:
             print_lines("\n".join(known.lines()))
         tell_not_kept([(recipe, overrides or [])], quiet)
         return
-    reporter, loggers = Reporter(quiet or rank() > 0), [logger(text) for text in log or []]
-    path = path or Path("runs") / f"{label_of(recipe)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    opened = open_run(path, config, lambda config: build_task(config, trusted), trusted=trusted, say=reporter.message)
     tell_not_kept([(recipe, overrides or [])], quiet or rank() > 0)
     _train(opened, reporter, json, loggers)
 
