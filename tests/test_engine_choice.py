@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +59,26 @@ def test_the_fastest_is_chosen_said_and_remembered(task: Task, counted: list[Can
     assert len(counted) == before
     assert with_engine(Config(cohort=2), task).engine == "processes"
     assert len(counted) > before
+
+
+def test_what_a_busy_machine_shows_is_not_remembered(task: Task, counted: list[Candidate], tmp_path: Path,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement that waits for the processor, as this one sleeps, is good for one run."""
+    made_up, said = engine_choice.round_seconds, list[str]()
+
+    def waiting(config: Config, task: Task, candidate: Candidate) -> float:
+        time.sleep(0.3 if not counted else 0)
+        return made_up(config, task, candidate)
+
+    monkeypatch.setattr(engine_choice, "round_seconds", waiting)
+    assert with_engine(Config(cohort=3), task, said.append).engine == "processes"
+    assert "the machine is busy, so the next run measures again" in said[0]
+    assert not (tmp_path / engine_choice.FILE).exists()
+    before = len(counted)
+    assert with_engine(Config(cohort=3), task, said.append).engine == "processes"
+    assert len(counted) > before
+    assert "busy" not in said[1]
+    assert (tmp_path / engine_choice.FILE).exists()
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"x": 3', '{"KEY": {"engine": "warp"}}', '{"KEY": 7}'])

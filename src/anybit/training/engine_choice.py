@@ -49,6 +49,8 @@ BUDGET = 8.0
 _LOCAL_STEPS = 2
 _SHORT, _LONG = 1.0, 10.0
 """Seconds of a first pass, which also pays for what is made once, up to which it is followed by two that count, by one."""
+_TELLING, _MOST = 0.2, 0.8
+"""Seconds from which on a share of the processor tells something; the share below which the machine is busy."""
 _CLEARLY = 0.9
 """Another engine than the sequential one must be this much faster: it is the simplest and needs the least memory."""
 
@@ -100,17 +102,35 @@ def with_engine(config: Config, task: Task, say: Callable[[str], None] = lambda 
     if chosen and chosen.candidate.convolution == "native" and not _has_native(task.model):
         chosen = None
     if chosen is None:
-        first = next(iter(measure(config, task, quick=True)), None)
+        with _Load() as load:
+            first = next(iter(measure(config, task, quick=True)), None)
         if first is None or first.seconds * config.rounds < SHORT_RUN:
             return config
         table = list(measure(config, task))
         chosen = best(table)
-        _remember(key, chosen)
         others = f" ({table[0].seconds / chosen.seconds:.1f}× the default)"
+        if load.busy:
+            others += "; the machine is busy, so the next run measures again"
+        else:
+            _remember(key, chosen)
     else:
         others = " (measured before)"
     say(f"chosen for this machine: {chosen.candidate}, about {chosen.seconds:.2g} s a round{others}")
     return chosen.candidate.apply(config)
+
+
+class _Load:
+    """Tell if others had the processor while this thread computed: what is measured then is theirs, too."""
+
+    busy = False
+
+    def __enter__(self) -> _Load:
+        self._before = time.perf_counter(), time.thread_time()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        waited, computed = time.perf_counter() - self._before[0], time.thread_time() - self._before[1]
+        self.busy = waited > _TELLING and computed < _MOST * waited
 
 
 def best(table: list[Measured]) -> Measured:
