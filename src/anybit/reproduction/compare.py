@@ -15,15 +15,11 @@ from anybit.reproduction.settings import Settings, short
 from anybit.sweeps.results import Result
 
 TOLERANCE = 2.0
-"""Points of accuracy within which two figures agree: the paper's come from one seed and 5,000 images."""
+"""Points of accuracy within which two figures agree: the paper's come from one seed, and CIFAR-10's from 5,000 images."""
 
 
 NEARER = 0.1
 """Points of the mean distance by which another step rule of the evaluation must be nearer to be a reading of its own."""
-
-
-PAPER_IMAGES = 5000
-"""Images behind a figure of the paper: its accuracies are multiples of 0.02 %."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +71,8 @@ class ComparedColumn:
     """Settings beside the recipe that train it again."""
     reading: tuple[str, ...] = ()
     """The overrides that change what is trained."""
+    images: int = PaperTable.images
+    """The images behind the paper's figures."""
     scatter: Mapping[int, float] = field(default_factory=dict)
     """Standard deviations over seeds by bits; the baseline's for one seed with step sizes found after training."""
 
@@ -115,12 +113,12 @@ class ComparedColumn:
     def chance(self) -> bool:
         """True if every difference beyond the tolerance lies within two standard deviations of a difference.
 
-        Ours is a mean over n seeds, the paper's one seed on 5,000 images: σ² = s²·(1 + 1/n) + p·(1 − p)/5,000.
+        Ours is a mean over n seeds, the paper's one seed on m images: σ² = s²·(1 + 1/n) + p·(1 − p)/m.
         """
         def allowed(bits: int) -> float:
             p = (self.cells[bits].paper or 0.0) / 100
             return 2 * math.hypot(self.scatter[bits] * math.sqrt(1 + 1 / len(self.seeds)),
-                                  100 * math.sqrt(p * (1 - p) / PAPER_IMAGES))
+                                  100 * math.sqrt(p * (1 - p) / self.images))
 
         return all(bits in self.scatter and abs(points) <= allowed(bits) for bits, points in self.beyond.items())
 
@@ -234,7 +232,7 @@ def _table(key: str, table: PaperTable, known: Facts, by_recipe: Mapping[str, Se
         columns[name], readings[name] = compared[0], tuple(compared[1:])
         after = all(result.own == "mse" for result in runs)
         scatter = _scatter(columns[name]) or (_scatter(columns["baseline"]) if after and "baseline" in columns else {})
-        columns[name] = replace(columns[name], scatter=scatter)
+        columns[name] = replace(columns[name], images=table.images, scatter=scatter)
     return ComparedTable(key, table.title, table.number, table.sites, columns, readings)
 
 

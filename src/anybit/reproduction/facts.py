@@ -60,6 +60,8 @@ class PaperTable:
     number: str
     sites: SiteKinds
     columns: Mapping[str, Column]
+    images: int = 10_000
+    """The images behind an accuracy: a whole test set, or half of it where all figures are multiples of 0.02 %."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ def facts() -> Facts:
 def _table(content: Mapping[str, Any]) -> PaperTable:
     columns = {name: Column(c["title"], c["recipe"], {int(bits): v for bits, v in c["values"].items()}, c.get("like"))
                for name, c in content["columns"].items()}
-    return PaperTable(content["title"], content["number"], content["sites"], columns)
+    return PaperTable(content["title"], content["number"], content["sites"], columns,
+                      content.get("images", PaperTable.images))
 
 
 def recipe_of(config: Config) -> str | None:
