@@ -35,10 +35,10 @@ def test_every_name_and_verb_is_in_the_reference() -> None:
 
 def test_links_are_led_into_the_site_and_broken_ones_are_named() -> None:
     text = ("[a](../../results/quickstart/accuracy.csv) [b](../../SECURITY.md#x) [c](../reference/errors.md) [d](none.md) "
-            "`[e](f.md)`")
+            "`[e](f.md)` [g](../../src/anybit/config/__init__.py#client)")
     moved, wanted, broken = pages.relinked("docs/how-to/choose.md", text, {"reference/errors.md"})
     assert moved == ("[a](../files/results/quickstart/accuracy.csv) [b](../security.md#x) [c](../reference/errors.md) "
-                     "[d](none.md) `[e](f.md)`")
+                     "[d](none.md) `[e](f.md)` [g](../reference/settings.md#client)")
     assert wanted == {"results/quickstart/accuracy.csv"}
     assert pages.relinked("docs/deployment.md", "```sh server\nls\n```\n", set())[0] == "```sh\nls\n```\n"
     assert broken == ["docs/how-to/choose.md links to none.md, which is not there"]

@@ -23,6 +23,9 @@ _WORDS = re.compile(r"^(```\w+) \w+$", re.MULTILINE)
 OF_THE_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md",
                "SECURITY.md": "security.md"}
 """Pages outside docs/, and their place in the site."""
+FROM_THE_CODE = {"src/anybit/config/__init__.py": "reference/settings.md",
+                 "src/anybit/federated/variants.py": "reference/python.md"}
+"""Sources that pages link to for what they say of settings and names, and the page that is made from them."""
 
 
 def generated() -> dict[str, str]:
@@ -33,7 +36,9 @@ def generated() -> dict[str, str]:
 
 def place_of(path: str) -> str:
     """Return where a file of the repository lies in the site."""
-    return path.removeprefix("docs/") if path.startswith("docs/") else OF_THE_ROOT.get(path, f"files/{path}")
+    if path.startswith("docs/"):
+        return path.removeprefix("docs/")
+    return OF_THE_ROOT.get(path) or FROM_THE_CODE.get(path) or f"files/{path}"
 
 
 def relinked(page: str, text: str, made: set[str]) -> tuple[str, set[str], list[str]]:
