@@ -235,15 +235,19 @@ def test_every_table_says_what_trains_it_again() -> None:
 
 def test_plots_carry_the_figures(results: list[Result]) -> None:
     regular = [result("paper/cifar10-resnet20/mqat-a", 1, papers("paper/cifar10-resnet20/mqat-a", "mqat")),
-               result(f"{LENET}/mqat", 1, papers(f"{LENET}/mqat", "mqat"))]
+               result(f"{LENET}/mqat", 1, papers(f"{LENET}/mqat", "mqat")),
+               result(f"{LENET}/baseline", 1, papers(f"{LENET}/baseline", "baseline", 0.25), overrides=("model.init=he",))]
     with styled():
         plots = {plot.name: plot for plot in paper_plots(compare([*results, *regular]))}
     assert set(plots) == {"paper-cifar10_lenet5_w", "paper-cifar10_resnet20_a", "paper-cifar10_resnet20_regularization",
                           "overfitting-cifar10-lenet5"}
     axes = plots["paper-cifar10_lenet5_w"].figure.axes
     assert [a.get_title(loc="left") for a in axes if a.axison] == ["Baseline", "QAT (W-4)", "MQAT-W", "MQAT-W (2…32)"]
-    paper, again, ours = (list(line.get_ydata()) for line in axes[1].get_lines()[:3])  # type: ignore[arg-type]
-    assert (paper[-1], again[-1], ours[-1]) == (61.44, 61.0, 17.0)
+    drawn = [[list(line.get_ydata())[-1] for line in panel.get_lines()[:3]] for panel in axes[:2]]  # type: ignore[arg-type]
+    assert drawn[0] == pytest.approx([48.68, 48.93, 48.18]), "the paper's, under the nearest reading, as in the recipe"
+    assert drawn[1] == pytest.approx([61.44, 17.0]), "none is nearer"
+    assert [text.get_text() for text in plots["paper-cifar10_lenet5_w"].figure.legends[0].get_texts()] == [
+        "ours", "paper", "ours, nearest reading"]
     loss, accuracy = plots["overfitting-cifar10-lenet5"].figure.axes
     baseline, mqat = (list(line.get_ydata()) for line in loss.get_lines()[:2])  # type: ignore[arg-type]
     assert baseline == [100 / 32 + 1.5, 200 / 32 + 1.5], "full precision, mean of seeds 1 and 2"

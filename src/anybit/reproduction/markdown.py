@@ -15,9 +15,9 @@ from anybit.reproduction.overfitting import courses
 
 _SUMMARY = ("Accuracy in percent on the whole test set. Cells: ours, with the standard deviation over seeds where there are "
             f"several · the paper's · the difference, **bold** beyond {TOLERANCE:g} points; a figure of the paper marked ? "
-            "is doubted. The figures show the same: lines with markers ours, dashed the paper's, dotted ours with steps "
-            "found again after training. {details}: two decimals, seeds, settings, doubts, other readings, and the "
-            "commands that train every column again. `anybit collect` keeps their results, and `anybit report --paper "
+            "is doubted. The figures show the same: lines with markers ours, dashed the paper's, dotted ours under the "
+            "reading of the paper that comes nearest. {details}: two decimals, seeds, settings, doubts, other readings, and "
+            "the commands that train every column again. `anybit collect` keeps their results, and `anybit report --paper "
             "RESULTS --out IMAGES --markdown PAGE` makes these pages.")
 _DETAILS = ("Accuracy in percent, mean ± standard deviation over seeds, on the whole test set. *Difference*: ours − paper, "
             f"**bold** beyond {TOLERANCE:g} points. *Re-estimated*: with steps found again after training (weights by least "

@@ -30,42 +30,43 @@ def _table(table: ComparedTable) -> Plot:
     """Draw one panel per variant: sixteen lines in one would hide each other."""
     from matplotlib.lines import Line2D
 
-    columns = measured(table)
+    names = [name for name, column in table.columns.items() if column.seeds]
+    columns = [(table.columns[name], table.best(name)) for name in names]
     down = math.ceil(len(columns) / _PER_ROW)
     across = math.ceil(len(columns) / down)
     fig = figure(FULL if across > 2 else FULL * 0.6, 0.55 + 1.75 * down)
     panels = fig.subplots(down, across, squeeze=False, sharex=True, sharey=True)
-    for i, column in enumerate(columns):
-        _panel(panels.flat[i], column, table.bits, i)
+    for i, (column, best) in enumerate(columns):
+        _panel(panels.flat[i], column, best, table.bits, i)
     for panel in panels.flat[len(columns):]:
         panel.set_axis_off()
     for row in panels:
         row[0].set_ylabel("accuracy (%)")
     panels[0, 0].set_ylim(bottom=0)
     fig.supxlabel("bits", fontsize=8)
-    cells = [cell for column in columns for cell in column.cells.values()]
-    compared = any(cell.paper is not None for cell in cells)
+    compared = any(cell.paper is not None for column, _ in columns for cell in column.cells.values())
     kinds: list[tuple[Any, str]] = [("-", "ours")]
     if compared:
         kinds.append((_DASHED, "paper"))
-    if any(cell.depends_on_steps for cell in cells):
-        kinds.append((":", "ours, steps re-estimated"))
+    if any(best is not column for column, best in columns):
+        kinds.append((":", "ours, nearest reading"))
     legend(fig, [Line2D([], [], color=QUIET, linestyle=style) for style, _ in kinds], [name for _, name in kinds])
     return Plot(f"paper-{table.key}", f"{table.title}: ours" + (" and the paper's" if compared else ""),
                 "Accuracy at each bit-width. Bars: standard deviation over seeds.", fig, wide=True)
 
 
-def _panel(axes: Axes, column: ComparedColumn, bits: Sequence[int], number: int) -> None:
+def _panel(axes: Axes, column: ComparedColumn, best: ComparedColumn, bits: Sequence[int], number: int) -> None:
+    def means(of: ComparedColumn) -> list[float]:
+        return [np.nan if (ours := of.cells[b].ours) is None else ours.mean for b in bits]
+
     cells = [column.cells[b] for b in bits]
     x = np.arange(len(bits))
     paper = [np.nan if cell.paper is None else cell.paper for cell in cells]
-    ours = [np.nan if cell.ours is None else cell.ours.mean for cell in cells]
     spread = [cell.ours.std or 0.0 if cell.ours else 0.0 for cell in cells]
     axes.plot(x, paper, color=QUIET, linestyle=_DASHED, linewidth=1.2)
-    if any(cell.depends_on_steps for cell in cells):
-        reestimated = [np.nan if cell.reestimated is None else cell.reestimated.mean for cell in cells]
-        axes.plot(x, reestimated, color=colour(number), linestyle=":", linewidth=1.2)
-    axes.errorbar(x, ours, yerr=spread if any(spread) else None, color=colour(number), marker=marker(number),
+    if best is not column:
+        axes.plot(x, means(best), color=colour(number), linestyle=":", linewidth=1.5)
+    axes.errorbar(x, means(column), yerr=spread if any(spread) else None, color=colour(number), marker=marker(number),
                   markeredgecolor="none", markersize=3.5, elinewidth=0.8, capsize=1.5)
     axes.set_xticks(x, [str(b) for b in bits])
     axes.set_title(column.title, fontsize=8)
