@@ -49,6 +49,40 @@ def with_nan() -> np.ndarray:
     return x
 
 
+class Keeps(nn.Sequential):
+    """A model that keeps an activation, called once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = super().forward(x)
+        return self.last
+
+
+def called_once() -> nn.Module:
+    model = Keeps(nn.Linear(4, 3))
+    model(torch.zeros(1, 4))
+    return model
+
+
+def complex_layer() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3, dtype=torch.complex64))
+
+
+def unlabelled() -> tuple[np.ndarray, np.ndarray]:
+    """Two labels per example, of which the fourth example has none."""
+    labels = np.repeat(Y[:, None], 2, axis=1)
+    labels[1, 0] = labels[3] = -100
+    return np.repeat(X[:, :, None], 2, axis=2), labels
+
+
+def fit_labelled_positions() -> anybit.Fitted:
+    x, y = unlabelled()
+    return fit(model=nn.Sequential(nn.Conv1d(4, 3, 1)), clients=[(x, y)] * 4, test=(x, y))
+
+
+def wrong(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.argmax(1) != targets).float()
+
+
 class Own(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * 2
@@ -58,6 +92,10 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     # models
     ("a class for a model", lambda: fit(model=nn.Linear), "model must be a torch.nn.Module"),
     ("a model in float64", lambda: fit(model=net().double()), "give model.float()"),
+    ("a model that keeps an activation", lambda: fit(model=called_once()), "'last' (torch.nn.utils.weight_norm, or outputs"),
+    ("complex weights", lambda: fit(model=complex_layer()), "parameter '0.weight' is complex"),
+    ("whole numbers for floats", lambda: fit(clients=[(X.astype(int), Y)] * 2, test=(X.astype(int), Y)),
+     "give x.astype('float32')"),
     ("a lazy layer", lambda: fit(model=nn.Sequential(nn.LazyLinear(3))), "run one batch through the model first"),
     ("no model", lambda: fit(model=None), "model must be a torch.nn.Module"),
     ("a function for a model", lambda: fit(model=lambda x: x), "model must be a torch.nn.Module"),
@@ -88,6 +126,9 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     ("text as labels", lambda: fit(clients=[(X, np.array(["cat"] * 24))]), "number"),
     ("text as inputs", lambda: fit(clients=[(np.array(["cat"] * 24), Y)]), "number"),
     ("ragged inputs", lambda: fit(clients=[([[1.0], [2.0, 3.0]], [0, 1])]), "client 0"),
+    ("numbers as objects", lambda: fit(clients=[(X, Y.astype(object))] * 2), "as in .astype('int64')"),
+    ("an example without a label", fit_labelled_positions, "test data: example 3 has no label, all are -100"),
+    ("an empty test set", lambda: fit(test=(X[:0], Y[:0])), "test data has no examples: give it some"),
     ("objects", lambda: fit(clients=[(np.array([None] * 24), Y)]), "number"),
     ("complex inputs", lambda: fit(clients=[(X * 1j, Y)] * 2), "complex"),
     ("a label too large", lambda: fit(clients=[(X, Y), (X, Y + 1)]), "client 1: example 2 has label 3, but"),
@@ -115,6 +156,10 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     ("a layer that is none", lambda: fit(sites=anybit.SiteOptions(full_precision=("9",))), "full_precision names '9'"),
     ("resume without a path", lambda: fit(resume=True), "needs path="),
     ("callbacks of another kind", lambda: fit(callbacks=[print]), "Callback"),
+    ("one callback", lambda: fit(callbacks=anybit.CsvLogger("log.csv")), "give a list, callbacks=[…]"),
+    ("a number for a path", lambda: fit(path=5), "path is a int: give the folder"),
+    ("a std of 0", lambda: fit_cnn((3, 8, 8), (3, 8, 8), pipeline=anybit.Pipeline((0.5,) * 3, (0.0,) * 3)), "data.std"),
+    ("words for a flip", lambda: anybit.Pipeline(flip="yes"), "data.flip = 'yes'"),  # type: ignore[arg-type]
     ("on_round that is none", lambda: fit(on_round=3), "on_round"),
     ("a pipeline of another kind", lambda: fit(pipeline=lambda x: x), "Pipeline"),
     # variants
@@ -131,6 +176,8 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     ("a loss by a wrong name", lambda: fit(loss="mean_square"), "unknown loss"),
     ("a module's mean loss", lambda: fit(loss=nn.CrossEntropyLoss()), "reduction='none'"),
     ("a mean for a metric", lambda: fit(metric=lambda o, t: (o.argmax(1) == t).float().mean()), "without .mean()"),
+    ("a loss without a gradient", lambda: fit(loss=wrong), "loss 'wrong' has no gradient"),
+    ("accuracy of one output", lambda: fit(model=net(1), loss="mse", metric="accuracy"), "use metric 'binary_accuracy'"),
     ("a metric of another kind", lambda: fit(metric=3), "metric is a int"),
     # evaluate
     ("evaluate one tensor", lambda: evaluate(test=torch.zeros(3)), "give a pair (inputs, targets)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -37,6 +38,7 @@ from anybit.federated.server import ServerOptimizer, ServerOptions
 from anybit.federated.state import finite
 from anybit.federated.variants import StepRule, Variant, baseline, mqat
 from anybit.quant.at_width import at_width
+from anybit.quant.checks import check_is_model
 from anybit.quant.grid import FLOAT, Width
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import SiteOptions, all_parameters
@@ -94,8 +96,11 @@ def fit(model: nn.Module, clients: Iterable[Any], test: Any, variant: Variant | 
     changed; the result holds the trained copy.
     """
     variant = variant or mqat()
-    if not isinstance(model, nn.Module) or not isinstance(variant, Variant):
-        raise ConfigError("model must be a torch.nn.Module, and variant a Variant: anybit.mqat(), anybit.baseline(), …")
+    if not isinstance(model, nn.Module):
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise ConfigError(f"model must be a torch.nn.Module, and is {what}")
+    if not isinstance(variant, Variant):
+        raise ConfigError(f"variant must be a Variant, and is {variant!r:.40}: give anybit.mqat(), anybit.baseline(), …")
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"pipeline is a {type(pipeline).__name__}: give an anybit.Pipeline, or change the inputs before")
     _check_followers(on_round, callbacks)
@@ -104,6 +109,7 @@ def fit(model: nn.Module, clients: Iterable[Any], test: Any, variant: Variant | 
     examples, split = gathered(clients)
     data = Data(examples, as_examples(*pair_of(test, "test"), "test data"), pipeline)
     check_alike(data.test, data.train, "test data", "the clients")
+    check_is_model(model)
     model = copy.deepcopy(model)
     ids = clients.known_ids() if isinstance(clients, Clients) else None
     task = Task(model, variant, data, split, *loss_and_metric(loss, metric, model, data, output), output, server_optimizer,
@@ -115,6 +121,8 @@ def fit(model: nn.Module, clients: Iterable[Any], test: Any, variant: Variant | 
         "evaluation": evaluation, "privacy": privacy, "loss": _named(task.loss), "metric": _named(task.metric),
         "output": output, "engine": engine, "device": device, "compute": compute, "threads": threads,
         "checkpoint_every": checkpoint_every}))
+    if path is not None and not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"path is a {type(path).__name__}: give the folder to keep the run in, as text or a Path")
     if resume and path is None:
         raise ConfigError("resume=True needs path=…: the folder of the run that goes on")
     config, say = _with_own(config, task), functools.partial(print, file=sys.stderr)
@@ -138,6 +146,8 @@ def fit(model: nn.Module, clients: Iterable[Any], test: Any, variant: Variant | 
 def _check_followers(on_round: Any, callbacks: Any) -> None:
     if on_round is not None and not callable(on_round):
         raise ConfigError(f"on_round is a {type(on_round).__name__}: give a function of an anybit.Progress")
+    if isinstance(callbacks, Callback):
+        raise ConfigError(f"callbacks is a single {type(callbacks).__name__}: give a list, callbacks=[…]")
     for callback in callbacks:
         if not isinstance(callback, Callback):
             raise ConfigError(f"callbacks holds a {type(callback).__name__}: derive it from anybit.Callback, or pass a "

@@ -145,6 +145,8 @@ REFUSALS = (
             "with its own code", "`nn.Conv2d`, or `full_precision`"),
     Refusal("weights computed from others (`weight_norm`)", nets.weight_norm, rows, "computes its weight from others",
             "remove the parametrization, or `full_precision`"),
+    Refusal("weights used outside of their layer (`F.linear(x, self.emb.weight)`)", nets.TiedByHand, rows,
+            "is also used outside of its layer", "a layer that shares it (`head.weight = emb.weight`), or `full_precision`"),
     Refusal("layers that `forward` never calls", nets.Unused, rows, "never called", "remove them, or `full_precision`"),
     Refusal("a buffer that `forward` changes", nets.Counting, rows, "changes its buffer", "drop it, or keep it elsewhere"),
     Refusal("lazy layers", nets.lazy, rows, "has no shape yet", "run one batch through the model first"),

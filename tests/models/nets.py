@@ -134,6 +134,18 @@ def weight_norm() -> nn.Module:
     return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 4))
 
 
+class TiedByHand(nn.Module):
+    """An encoder and a decoder with one matrix, the decoder without a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Linear(6, 8), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(F.linear(torch.tanh(self.encoder(x)), self.encoder.weight.t()))
+        return out
+
+
 class Unused(nn.Module):
     """A model with a layer that its forward never calls."""
 

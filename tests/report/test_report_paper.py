@@ -233,6 +233,13 @@ def test_every_table_says_what_trains_it_again() -> None:
         frozenset(f"anybit sweep {LENET}/kure --seeds 1 {said}".split())}
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 5000.0, -1.0])
+def test_what_is_no_percentage_is_an_error(results: list[Result], value: float) -> None:
+    results[1].evaluation["grid"]["mse"]["W2"]["metric"] = value
+    with pytest.raises(RunError, match=rf"baseline-seed2 has {value} at W2 \(steps mse\), which is no accuracy in percent"):
+        compare(results)
+
+
 def test_plots_carry_the_figures(results: list[Result]) -> None:
     regular = [result("paper/cifar10-resnet20/mqat-a", 1, papers("paper/cifar10-resnet20/mqat-a", "mqat")),
                result(f"{LENET}/mqat", 1, papers(f"{LENET}/mqat", "mqat")),

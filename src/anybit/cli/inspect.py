@@ -66,7 +66,8 @@ def warn_of_steps(run: Run, rule: str | None, metrics: dict[str, float]) -> None
 
 
 def report(paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-           out: Annotated[Path | None, typer.Option(help="Where to write; default: report/ in the first run.")] = None,
+           out: Annotated[Path | None, typer.Option(help="Where to write; default: report/ in the first run, "
+                                                     "for a results file report/ here.")] = None,
            paper: Annotated[bool, typer.Option("--paper", help="Compare with the paper's figures instead; RUN may also "
                                                                "be a sweep or a results file.")] = False,
            markdown: Annotated[Path | None, typer.Option(help="With --paper: also write the comparison here; the "
@@ -75,16 +76,22 @@ def report(paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="R
     """Compare runs: a table here, and one HTML page with plots. Or compare them with the paper's figures."""
     from anybit.files.holding import own_folder
     from anybit.report import accuracy_table, read_runs, write_report
+    from anybit.report.seeds import seeds_table
 
     if markdown is not None and not paper:
         raise ConfigError("--markdown belongs to --paper")
-    folder = out or own_folder((paths[0] if paths[0].is_dir() else paths[0].parent) / "report")
+    folder = out or (own_folder(paths[0] / "report") if paths[0].is_dir() else Path("report"))
     if paper:
         _report_paper(paths, folder, markdown, json)
         return
     runs = read_runs(paths)
     table = accuracy_table(runs)
-    print_result(json, table.as_json(), table.columns, table.cells(), table.marks())
+    seeds = seeds_table(runs, table)
+    print_result(json, {**table.as_json(), **({"seeds": seeds.as_json()} if seeds else {})}, table.columns, table.cells(),
+                 table.marks())
+    if seeds and not json:
+        print_lines("\nmean ± standard deviation over seeds (how many)")
+        print_table(seeds.columns, seeds.cells())
     for record in runs:
         if not record.finished:
             say(f"{record.name} is not finished: round {record.rounds} of {record.config.get('rounds', '?')}")

@@ -43,7 +43,7 @@ def run(recipe: Recipe, overrides: Overrides = None,
     opened = open_run(path, config, lambda config: build_task(config, trusted), trusted=trusted, say=reporter.message)
     if dry_run:
         opened.computation.engine.close()
-        known = estimate(opened.config, opened.computation.task)
+        known = estimate(opened.computation)
         if json:
             print_json({"config": plain(opened.config), "cost": known.as_json()})
         else:

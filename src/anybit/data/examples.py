@@ -100,7 +100,7 @@ def as_examples(x: Any, y: Any, what: str) -> Examples:
             one = "inputs" if isinstance(inputs, Tensor) else f"'{name}'"
             raise DataError(f"{what}: {tuple(values.shape)} {one} and {tuple(y.shape)} targets do not have the same length")
     if not len(y):
-        raise DataError(f"{what} has no examples: drop it, or give it some")
+        raise DataError(f"{what} has no examples: give it some" + (", or drop it" if what.startswith("client") else ""))
     _check_finite(y, f"{what}: the targets")
     return Examples(inputs, y.to(torch.float32) if y.is_floating_point() else y.to(torch.int64))
 
@@ -141,14 +141,21 @@ def _several(x: Any, examples: int | None) -> bool:
 def _tensor(values: Any, what: str) -> Tensor:
     """Make a tensor of real numbers, or say what the values are instead."""
     try:
-        tensor = values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+        tensor = values if isinstance(values, Tensor) else torch.as_tensor(_writable(np.asarray(values)))
     except (TypeError, ValueError, RuntimeError):
         first = np.asarray(values, dtype=object).reshape(-1)[:1].tolist()
         fix = "number the classes 0, 1, …" if first and isinstance(first[0], str) else "give one array, padded to one shape"
+        if first and isinstance(first[0], int | float):
+            fix = "give them a number type, as in .astype('int64') or .astype('float32')"
         raise DataError(f"{what} are not an array of numbers, but {printable(repr(first))[:40]}…: {fix}") from None
     if tensor.is_complex():
         raise DataError(f"{what} are complex numbers: give real ones, e.g. real and imaginary part as two channels")
     return tensor
+
+
+def _writable(values: np.ndarray) -> np.ndarray:
+    """Copy what may not be written to, as pandas gives it: torch warns of it, and everybody would wonder."""
+    return values if values.flags.writeable or isinstance(values, np.memmap) else values.copy()
 
 
 def _plain_type(x: Tensor) -> Tensor:
@@ -209,6 +216,13 @@ def check_labels(examples: Examples, what: str, outputs: Sequence[int], split: S
         place = bad.nonzero()[0].tolist()
         raise DataError(f"{_located(place[0], what, split)} has label {int(examples.y[tuple(place)])}, but the model's "
                         f"{classes} outputs allow 0…{classes - 1}")
+
+
+def check_labelled(examples: Examples, what: str) -> None:
+    """Raise where no position of an example has a label: its mean over them would be 0, as if all were wrong."""
+    if examples.y.dim() > 1 and bool((bare := (examples.y == IGNORED).flatten(1).all(1)).any()):
+        raise DataError(f"{what}: example {int(bare.nonzero()[0])} has no label, all are {IGNORED}, and would count as "
+                        "wrong: leave it out")
 
 
 def check_ids(examples: Examples, what: str, read: Mapping[str, tuple[str, int]],

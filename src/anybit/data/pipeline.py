@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import cast
@@ -38,9 +39,15 @@ class Pipeline:
     def __post_init__(self) -> None:
         if (self.mean is None) != (self.std is None):
             raise DataError("data.mean and data.std: give both, or none")
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if any(isinstance(v, str) or not math.isfinite(v) or (name == "std" and v <= 0) for v in values or ()):
+                raise DataError(f"data.{name} = {list(values or ())}: must be a number per channel"
+                                + (" above 0" if name == "std" else ""))
         for name, value in (("crop", self.crop), ("padding", self.padding)):
-            if value < 0:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise DataError(f"data.{name} = {value}: must be 0 (none) or above")
+        if not isinstance(self.flip, bool):
+            raise DataError(f"data.flip = {self.flip!r}: must be true or false")
 
     def to(self, device: torch.device) -> Pipeline:
         if self.mean is None or self.std is None:

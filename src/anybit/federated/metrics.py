@@ -137,6 +137,15 @@ def check_alone(function: PerExample, what: str, outputs: Tensor, targets: Tenso
                           "each value from its own row, and give both one shape, e.g. outputs.squeeze(1)")
 
 
+def check_gradient(loss: PerExample, outputs: Tensor, targets: Tensor) -> None:
+    """Raise unless the loss depends on the outputs in a way that can be trained."""
+    with torch.enable_grad():
+        values = per_example(loss, "loss", outputs.detach().requires_grad_() * 1, targets)
+    if not values.requires_grad:
+        raise ConfigError(f"loss '{meaning(loss).name}' has no gradient, because argmax, comparisons, rounding and detach() "
+                          "pass none: use one that changes smoothly with the outputs, and this one as metric")
+
+
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0]
 
@@ -169,6 +178,9 @@ def _labels(outputs: Tensor, targets: Tensor, metric: str) -> None:
         raise ConfigError(f"{metric} needs scores (N, C, …) of classes and whole-number labels (N, …), not outputs of shape "
                           f"{tuple(outputs.shape)} and targets of shape {tuple(targets.shape)} ({targets.dtype}): use "
                           "metric 'mae', or one of your own")
+    if outputs.shape[1] == 1:
+        raise ConfigError(f"{metric} of a model with one output per example: that names class 0 whatever it is; use metric "
+                          "'binary_accuracy', or give the model one output per class")
 
 
 def _same_shape(outputs: Tensor, targets: Tensor, name: str) -> tuple[Tensor, Tensor]:

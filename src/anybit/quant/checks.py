@@ -24,11 +24,22 @@ def refuse(problems: Sequence[str]) -> None:
 
 
 def check_is_model(model: object) -> None:
-    """Raise unless it is a module."""
+    """Raise unless it is a module that can be copied: torch copies no tensor that was computed from others."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be a torch.nn.Module, and is a {type(model).__name__}")
     if inside := _WRAPPERS.get(type(model).__name__):
         raise ModelError(f"the model is wrapped in a {type(model).__name__}: give what is inside, model.{inside}")
+    for module_name, module in model.named_modules():
+        own = {**vars(module), **module._parameters, **module._buffers}
+        kept = [name for name, value in own.items() if isinstance(value, Tensor) and not value.is_leaf]
+        if kept:
+            where = f"module '{module_name}'" if module_name else "the model"
+            raise ModelError(f"{where} keeps a tensor that was computed from others, '{kept[0]}' "
+                             "(torch.nn.utils.weight_norm, or outputs of an earlier call), which cannot be copied: remove "
+                             "it, as by torch.nn.utils.remove_weight_norm, or set it to None")
+    for name, parameter in model.named_parameters():
+        if parameter.is_complex():
+            raise ModelError(f"parameter '{name}' is complex: give real ones, e.g. real and imaginary part")
 
 
 def check_initialized(model: nn.Module) -> None:

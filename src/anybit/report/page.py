@@ -14,6 +14,7 @@ from anybit.report import plots, weights
 from anybit.report.again import commands, modules, recipe_files
 from anybit.report.mixed import mixed_plots
 from anybit.report.read import read_runs
+from anybit.report.seeds import seeds_table
 from anybit.report.style import Plot, Rendered, colour, inline, render, require_matplotlib, styled
 from anybit.report.tables import Table, accuracy_table, config_differences, environment_rows, grid_csv, grid_table
 from anybit.training.reading import RunRecord
@@ -71,7 +72,7 @@ def _page(records: Sequence[RunRecord], table: Table, sections: dict[str, list[P
     template = environment.from_string(files("anybit.report").joinpath("page.html.j2").read_text(encoding="utf-8"))
     return template.render(
         runs=[_facts(record, i, table) for i, record in enumerate(records)], table=table, sections=sections,
-        rows=list(zip(table.rows, table.cells(), table.marks(), strict=True)),
+        seeds=seeds_table(records, table), rows=list(zip(table.rows, table.cells(), table.marks(), strict=True)),
         svg={name: Markup(inline(plot.svg, name)) for name, plot in rendered.items()},
         grids=[(r, [grid_table(r, "metric"), grid_table(r, "loss")]) for r in records if r.grid],
         differences=config_differences(records), environment=environment_rows(records), **again)

@@ -69,10 +69,16 @@ def shared_metric(runs: Sequence[RunRecord]) -> Meaning | None:
 
 
 def accuracy_table(runs: Sequence[RunRecord]) -> Table:
-    """Compare runs at their own step rules, one column per run; by loss if their metrics differ."""
+    """Compare runs at their own step rules, one column per run; by loss if their metrics differ.
+
+    No run is the best among others of another task: of other data, or another loss.
+    """
     metric = shared_metric(runs)
     key: Score = "metric" if metric else "loss"
-    return _table(metric or LOSS, key, [run.name for run in runs], [run.scores for run in runs])
+    tasks = {(str(run.config.get("data", {}).get("name")), str(run.config.get("loss"))) for run in runs}
+    score = metric or LOSS
+    return _table(score if len(tasks) == 1 else score._replace(better=None), key, [run.name for run in runs],
+                  [run.scores for run in runs])
 
 
 def grid_table(run: RunRecord, key: Score = "metric") -> Table:

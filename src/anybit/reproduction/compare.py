@@ -192,6 +192,8 @@ def compare(results: Sequence[Result]) -> Comparison:
     known, by_recipe, unmatched = facts(), dict[str, list[Result]](), list[str]()
     for result in results:
         recipe = recipe_of(result.settings)
+        if recipe is not None:
+            _check_percent(result)
         if recipe is None:
             unmatched.append(result.name)
         elif not any(r.seed == result.seed and r.evaluation == result.evaluation for r in by_recipe.get(recipe, ())):
@@ -207,6 +209,15 @@ def compare(results: Sequence[Result]) -> Comparison:
     tried = [result for runs in readings.values() for reading in runs[1:] for result in reading]
     return Comparison(tuple(tables), verdicts, {recipe: runs[0] for recipe, runs in readings.items()}, tuple(tried),
                       tuple(unmatched))
+
+
+def _check_percent(result: Result) -> None:
+    """Raise unless the scores are accuracies, as the paper's figures are."""
+    for rule, scores in result.evaluation["grid"].items():
+        for width, score in scores.items():
+            if not 0 <= score["metric"] <= 100:  # nan is not
+                raise RunError(f"{result.name} has {score['metric']} at {width} (steps {rule}), which is no accuracy in "
+                               "percent: collect it again")
 
 
 def _table(key: str, table: PaperTable, known: Facts, by_recipe: Mapping[str, Sequence[Result]]) -> ComparedTable:

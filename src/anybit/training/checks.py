@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from anybit.config import Config
-from anybit.data.examples import Examples, check_ids, check_labels, check_split
+from anybit.data.examples import Examples, check_ids, check_labelled, check_labels, check_split
 from anybit.data.on_demand import OnDemand
 from anybit.engines.stacked import attention
 from anybit.errors import AnybitWarning, ConfigError, ModelError
-from anybit.federated.metrics import check_alone, cross_entropy
+from anybit.federated.metrics import check_alone, check_gradient, cross_entropy
 from anybit.federated.sampling import check_cohort
 from anybit.federated.state import trainable_weights
 from anybit.federated.variants import Variant
 from anybit.inputs import Inputs, called, described, device_of, leaves, mapped, selected, shapes
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.embedding import QuantizedEmbedding, QuantizedEmbeddingBag
-from anybit.quant.sites import SiteOptions, call, prepare
+from anybit.quant.sites import SiteOptions, call, prepare, quantizers, weight_sites
 from anybit.tensors import picked
 from anybit.training.task import Task
 
@@ -62,8 +62,10 @@ def check_model(task: Task, config: Config) -> None:
         activation_ranges(model, config.sites, trainable_weights(model), one)
         at_rest = prepare(model, options=config.sites).eval()
         outputs = _outputs(at_rest, one, task.output)
+        check_weights(at_rest, one, task.output)
     if task.loss is cross_entropy:
         _check_all(task, functools.partial(check_labels, outputs=outputs.shape))
+        data.test.when_loaded(check_labelled, "test data")
     check_functions(task, at_rest)
 
 
@@ -111,9 +113,36 @@ def check_outputs(model: nn.Module, sites: SiteOptions, one: Inputs, output: str
                   labelled: Examples | None) -> None:
     """Pass one example through the model, and look at the labels if the loss needs some."""
     with _taking(model, one):
-        outputs = _outputs(prepare(model, options=sites).eval(), one, output)
+        outputs = _outputs(prepared := prepare(model, options=sites).eval(), one, output)
+        check_weights(prepared, one, output)
     if labelled is not None:
         check_labels(labelled, "test data", outputs.shape)
+        check_labelled(labelled, "test data")
+
+
+def check_weights(prepared: nn.Module, inputs: Inputs, output: str | int | None) -> None:
+    """Raise where a weight is used outside of the layers that round it: with these cut off, no gradient may reach it."""
+    sites, parameters = quantizers(prepared, "weights"), dict(prepared.named_parameters())
+    weights = {name: parameters[name] for name in weight_sites(prepared).values()}
+    frozen = [weight for weight in weights.values() if not weight.requires_grad]
+    try:
+        for site in sites.values():
+            site.shortcut = torch.detach
+        for weight in frozen:
+            weight.requires_grad_()
+        with torch.enable_grad():
+            outputs = selected(called(prepared, mapped(inputs, torch.clone)), output)
+        found = torch.autograd.grad(outputs.sum(), [*weights.values()], allow_unused=True) if outputs.requires_grad else ()
+    finally:
+        for site in sites.values():
+            site.shortcut = None
+        for weight in frozen:
+            weight.requires_grad_(False)
+    for name, gradient in zip(weights, found, strict=False):
+        if gradient is not None:
+            raise ModelError(f"weight '{name}' is also used outside of its layer, as in F.linear(x, layer.weight), where "
+                             "nothing would round it: use a layer that shares it (decoder.weight = encoder.weight), or name "
+                             "it in full_precision")
 
 
 @contextmanager
@@ -135,6 +164,8 @@ def _shape_hint(model: nn.Module, x: Inputs) -> str:
     other = next((p.dtype for p in model.parameters() if p.is_floating_point() and p.dtype != torch.float32), None)
     if other is not None:
         return f": its parameters are {str(other).removeprefix('torch.')}; give model.float()"
+    if isinstance(x, Tensor) and x.dtype == torch.int64 and not any(isinstance(m, nn.Embedding) for m in model.modules()):
+        return ": whole numbers that no embedding reads? give x.astype('float32')"
     channels = next((layer.in_channels for layer in model.modules() if isinstance(layer, nn.Conv2d)), None)
     if channels is None or not isinstance(x, Tensor):
         return ""
@@ -158,6 +189,8 @@ def check_functions(task: Task, model: nn.Module) -> None:
         for one in (slice(1), slice(-1, None)):  # the last, too: what a sum along dimension 0 adds to the first is nothing
             _check_apart(outputs[one], _outputs(model, picked(inputs, one), task.output))
         check_alone(function, what, outputs, batch.y)
+        if what == "loss":
+            check_gradient(function, outputs, batch.y)
 
 
 def _check_apart(together: Tensor, alone: Tensor) -> None:

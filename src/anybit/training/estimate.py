@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from anybit.config import Config
 from anybit.federated.state import trainable_weights
+from anybit.training.computation import Computation
 from anybit.training.engine_choice import Candidate, round_seconds
-from anybit.training.task import Task
 
 _FORWARD = 1 / 3
 """Of a local step's time: an evaluation has no backward pass, which takes about twice as long as the forward pass."""
@@ -46,12 +45,14 @@ class Estimate:
                 f"work     {work}"]
 
 
-def estimate(config: Config, task: Task) -> Estimate:
+def estimate(computation: Computation) -> Estimate:
     """Estimate a run whose config leaves nothing open, from a few local steps of its largest clients."""
+    config, task, evaluator = computation.config, computation.task, computation.evaluator
     mean = sum(len(index) for index in task.split) / len(task.split)
     clients, evaluations = config.rounds * config.places(len(task.split)), config.rounds // config.evaluation.every + 1
     epochs = clients * config.client.passes(mean)
-    training, evaluating = epochs * mean, evaluations * len(config.evaluation.bits) * len(task.data.test)
+    passes = evaluations * len(evaluator.own_widths) + len(evaluator.grid_rules()) * len(evaluator.grid_widths())
+    training, evaluating = epochs * mean, passes * len(task.data.test)
     seconds = None
     if config.device == "cpu" and config.engine != "auto":
         candidate = Candidate(config.engine, config.threads or 1, config.compute.convolution or "default")

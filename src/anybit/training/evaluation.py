@@ -247,9 +247,7 @@ class Evaluator:
 
     def grid(self, finder: StepFinder, done: Callable[[int, int], None] = lambda parts, of: None) -> dict[str, Any]:
         """Score all widths × step rules: {rule: {width: score}}, of the variant's own sites and of those asked for."""
-        kinds = dict.fromkeys([self.variant.sites, *self.options.sites])
-        widths = list(dict.fromkeys(Width.of(sites, b) for sites in kinds for b in self.options.bits))
-        rules, grid = self.grid_rules(), dict[str, Any]()
+        widths, rules, grid = self.grid_widths(), self.grid_rules(), dict[str, Any]()
         for i, rule in enumerate(rules, 1):
             grid[rule] = {name: s._asdict() for name, s in self.score(finder.w, finder.table(rule), widths).items()}
             done(i, len(rules))
@@ -259,6 +257,11 @@ class Evaluator:
         """Score every pair of bits of weights and activations at the step sizes of `table`: devices multiply W4 with A8."""
         pairs = [Width(weights, activations) for weights in self.options.bits for activations in self.options.bits]
         return {name: score._asdict() for name, score in self.score(w, table, pairs).items()}
+
+    def grid_widths(self) -> list[Width]:
+        """List the widths of the evaluation at the end."""
+        kinds = dict.fromkeys([self.variant.sites, *self.options.sites])
+        return list(dict.fromkeys(Width.of(sites, b) for sites in kinds for b in self.options.bits))
 
     def grid_rules(self) -> list[StepRule]:
         """List the step rules that suit the variant: one that trains in full precision has no table of its own."""

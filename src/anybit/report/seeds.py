@@ -1,0 +1,69 @@
+"""Means and standard deviations over runs that differ in their seed alone."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anybit.config.compare import flatten
+from anybit.report.tables import MISSING, Table
+from anybit.training.reading import RunRecord
+
+_OWN = ("seed", "engine", "device", "threads", "checkpoint_every", "compute.convolution", "compute.workers")
+"""Settings in which runs of one column may differ: the seed, and what a machine chooses."""
+
+
+@dataclass(frozen=True)
+class SeedsTable:
+    """The scores of a table by group of runs: {width: (mean, standard deviation; none of a single value)}."""
+
+    digits: int
+    groups: Mapping[str, tuple[int, ...]]
+    """{name without the seed: its seeds}."""
+    scores: Mapping[str, Mapping[str, tuple[float, float | None]]]
+    """{group: {width: …}}."""
+
+    @property
+    def columns(self) -> list[str]:
+        return ["width", *(f"{name} ({len(seeds)})" for name, seeds in self.groups.items())]
+
+    def cells(self) -> list[list[str]]:
+        """Return the rows as text: mean ± standard deviation."""
+        widths = list(dict.fromkeys(width for scores in self.scores.values() for width in scores))
+        return [[width, *(self._text(self.scores[name].get(width)) for name in self.groups)] for width in widths]
+
+    def _text(self, score: tuple[float, float | None] | None) -> str:
+        if score is None:
+            return MISSING
+        mean, std = score
+        return f"{mean:.{self.digits}f}" + ("" if std is None else f" ± {std:.{self.digits}f}")
+
+    def as_json(self) -> list[dict[str, Any]]:
+        return [{"name": name, "seeds": list(seeds), "scores": {width: {"mean": mean, "std": std}
+                                                               for width, (mean, std) in self.scores[name].items()}}
+                for name, seeds in self.groups.items()]
+
+
+def seeds_table(runs: Sequence[RunRecord], table: Table) -> SeedsTable | None:
+    """Average the columns of a table over seeds; none where no finished run has another seed beside it."""
+    alike: dict[str, list[int]] = {}
+    for i, run in enumerate(runs):
+        if run.finished:
+            settings = {key: value for key, value in flatten(run.config).items() if key not in _OWN}
+            alike.setdefault(json.dumps(settings, sort_keys=True), []).append(i)
+    if not any(len(places) > 1 for places in alike.values()):
+        return None
+    groups, scores = dict[str, tuple[int, ...]](), dict[str, dict[str, tuple[float, float | None]]]()
+    for places in alike.values():
+        name = re.sub(r"-seed\d+$", "", runs[places[0]].name)
+        name = name if name not in groups else runs[places[0]].name
+        groups[name] = tuple(int(runs[i].config.get("seed", 0)) for i in places)
+        scores[name] = {}
+        for row in table.rows:
+            if values := [value for i in places if (value := row.values[i]) is not None]:
+                scores[name][row.width] = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
+    return SeedsTable(table.digits, groups, scores)
