@@ -185,7 +185,7 @@ def test_learned_steps_need_a_variant_that_quantizes(mlp: nn.Module, clients: li
     ({"rounds": "3"}, "rounds = '3': must be a whole number"),
     ({"cohort": 2.5}, "cohort = 2.5: must be a whole number"),
     ({"sampling": "uniform"}, "sampling is a str: give an anybit.SamplingOptions"),
-    ({"variant": "mqat"}, "variant a Variant"), ({"model": 3}, "model must be a torch.nn.Module")])
+    ({"variant": "mqat"}, "variant must be a Variant, and is 'mqat'"), ({"model": 3}, "model must be a torch.nn.Module")])
 def test_settings_are_checked_before_anything_is_trained(mlp: nn.Module, clients: list[Arrays], held_out: Arrays,
                                                          tmp_path: Path, wrong: dict[str, object], message: str) -> None:
     given: dict[str, object] = {"model": mlp, **FAST, **wrong}

@@ -28,7 +28,8 @@ def extended(folder: RunFolder, config: Config, rounds: int, schedule: Course | 
     usable = [round for round in kept if round <= common]
     if kept and not usable:
         raise RunError(f"{folder.path} cannot be extended: by its schedule a learning rate went down after round {common} "
-                       f"of {config.rounds}, and its first checkpoint is of round {kept[0]}; start a new run")
+                       f"of {config.rounds}, and its first checkpoint is of round {kept[0]}: start a new run, with "
+                       "server.schedule=constant if it may be given more rounds")
     return replace(config, rounds=rounds), max(usable, default=0)
 
 
