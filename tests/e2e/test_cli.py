@@ -138,6 +138,8 @@ def test_dry_run_prints_config_and_cost_and_leaves_nothing(anybit: Anybit, home:
     shown = json.loads(anybit("run", "quickstart/mqat", *TINY, "--dry-run", "--json").stdout)
     assert shown["config"]["rounds"] == 6
     assert shown["cost"]["training_images"] == 6 * 10 * 71
+    on_the_way, at_the_end = 3 * 6, 3 * 6  # three times six widths; six widths by three step rules
+    assert shown["cost"]["evaluation_images"] == (on_the_way + at_the_end) * 360
     assert not (home / "runs").exists()
 
 
