@@ -62,7 +62,10 @@ def float_graph(model: nn.Module, example: Inputs, weights: Sequence[str], opset
         try:
             program = _attempt(positional(model, example, output), two_of(example), list(leaves(example)))
         except Exception as error:  # of any kind: the layer's name is what helps
-            raise ModelError(f"the model cannot be exported to ONNX{_culprit(model, example)}: {reason(error)}") from error
+            text = reason(error)
+            if "data-dependent" in text:
+                text = "it decides by values of tensors, as in 'if mask.all()': compute both, and choose by torch.where"
+            raise ModelError(f"the model cannot be exported to ONNX{_culprit(model, example)}: {text}") from error
         parameters, initializers = dict(model.named_parameters(remove_duplicate=False)), program.graph.initializers
         for name in weights:
             # The exporter keeps one of the names of a tied parameter.
