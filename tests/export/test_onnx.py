@@ -200,7 +200,7 @@ def test_what_cannot_be_traced_is_named(tmp_path: Path, capfd: pytest.CaptureFix
 
     subject = untrained(SiteOptions(), Gated())
     capfd.readouterr()
-    with pytest.raises(ModelError, match=r"because of layer 'gate' \(Gate\): it decides by values of tensors.*torch\.where") as error:
+    with pytest.raises(ModelError, match=r"layer 'gate' \(Gate\): it decides by values of tensors.*torch\.where") as error:
         Exporter(subject, tmp_path).export(Width(8, 8))
     assert "\n" not in str(error.value)
     assert capfd.readouterr().err == ""

@@ -44,6 +44,7 @@ def test_means_and_deviations_of_what_differs_in_its_seed_alone(paths: list[Path
     assert cells["FP32"][0] == "53.00 ± 3.00"
     assert cells["W8"][0] == "40.00 ± 0.00"
     assert "±" not in cells["FP32"][1]
+    assert seeds.marks()[0] == [False, True, False], "53 % in full precision, the best mean"
     assert seeds.as_json()[0]["scores"]["FP32"] == {"mean": 53.0, "std": pytest.approx(3.0)}
 
 

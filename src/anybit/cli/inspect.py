@@ -88,10 +88,10 @@ def report(paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="R
     table = accuracy_table(runs)
     seeds = seeds_table(runs, table)
     print_result(json, {**table.as_json(), **({"seeds": seeds.as_json()} if seeds else {})}, table.columns, table.cells(),
-                 table.marks())
+                 None if seeds else table.marks())
     if seeds and not json:
         print_lines("\nmean ± standard deviation over seeds (how many)")
-        print_table(seeds.columns, seeds.cells())
+        print_table(seeds.columns, seeds.cells(), seeds.marks())
     for record in runs:
         if not record.finished:
             say(f"{record.name} is not finished: round {record.rounds} of {record.config.get('rounds', '?')}")

@@ -72,7 +72,10 @@ def _page(records: Sequence[RunRecord], table: Table, sections: dict[str, list[P
     template = environment.from_string(files("anybit.report").joinpath("page.html.j2").read_text(encoding="utf-8"))
     return template.render(
         runs=[_facts(record, i, table) for i, record in enumerate(records)], table=table, sections=sections,
-        seeds=seeds_table(records, table), rows=list(zip(table.rows, table.cells(), table.marks(), strict=True)),
+        seeds=(seeds := seeds_table(records, table)),
+        # Among seeds the best single run is luck: the best mean is marked.
+        rows=list(zip(table.rows, table.cells(), [[False] * len(row) for row in table.marks()] if seeds else table.marks(),
+                      strict=True)),
         svg={name: Markup(inline(plot.svg, name)) for name, plot in rendered.items()},
         grids=[(r, [grid_table(r, "metric"), grid_table(r, "loss")]) for r in records if r.grid],
         differences=config_differences(records), environment=environment_rows(records), **again)

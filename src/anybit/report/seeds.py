@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from anybit.config.compare import flatten
-from anybit.report.tables import MISSING, Table
+from anybit.federated.metrics import Meaning
+from anybit.report.tables import MISSING, Table, best_of
 from anybit.training.reading import RunRecord
 
 _OWN = ("seed", "engine", "device", "threads", "checkpoint_every", "compute.convolution", "compute.workers")
@@ -21,6 +22,7 @@ _OWN = ("seed", "engine", "device", "threads", "checkpoint_every", "compute.conv
 class SeedsTable:
     """The scores of a table by group of runs: {width: (mean, standard deviation; none of a single value)}."""
 
+    score: Meaning
     digits: int
     groups: Mapping[str, tuple[int, ...]]
     """{name without the seed: its seeds}."""
@@ -31,10 +33,18 @@ class SeedsTable:
     def columns(self) -> list[str]:
         return ["width", *(f"{name} ({len(seeds)})" for name, seeds in self.groups.items())]
 
+    @property
+    def widths(self) -> list[str]:
+        return list(dict.fromkeys(width for scores in self.scores.values() for width in scores))
+
     def cells(self) -> list[list[str]]:
         """Return the rows as text: mean ± standard deviation."""
-        widths = list(dict.fromkeys(width for scores in self.scores.values() for width in scores))
-        return [[width, *(self._text(self.scores[name].get(width)) for name in self.groups)] for width in widths]
+        return [[width, *(self._text(self.scores[name].get(width)) for name in self.groups)] for width in self.widths]
+
+    def marks(self) -> list[list[bool]]:
+        """Mark the best mean of `cells` in each row."""
+        means = [[self.scores[name].get(width, (None, None))[0] for name in self.groups] for width in self.widths]
+        return [[False, *best_of(row, self.score, self.digits)] for row in means]
 
     def _text(self, score: tuple[float, float | None] | None) -> str:
         if score is None:
@@ -66,4 +76,4 @@ def seeds_table(runs: Sequence[RunRecord], table: Table) -> SeedsTable | None:
         for row in table.rows:
             if values := [value for i in places if (value := row.values[i]) is not None]:
                 scores[name][row.width] = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
-    return SeedsTable(table.digits, groups, scores)
+    return SeedsTable(table.score, table.digits, groups, scores)

@@ -103,12 +103,13 @@ def _table(score: Meaning, key: Score, names: Sequence[str], columns: Sequence[M
     values = [tuple(column.get(width, {}).get(key) for column in columns) for width in widths]
     largest = max((abs(v) for row in values for v in row if v is not None), default=0)
     digits = 2 if score.unit == "%" or largest >= 10 else 4
-    rows = [Row(width, _GROUPS[_group(Width.parse(width))], row, _best(row, score, digits))
+    rows = [Row(width, _GROUPS[_group(Width.parse(width))], row, best_of(row, score, digits))
             for width, row in zip(widths, values, strict=True)]
     return Table(score, digits, ("width", *names), tuple(rows))
 
 
-def _best(values: Sequence[float | None], score: Meaning, digits: int) -> tuple[bool, ...]:
+def best_of(values: Sequence[float | None], score: Meaning, digits: int) -> tuple[bool, ...]:
+    """Mark the best of some values: all of a tie, and none without a comparison."""
     # Values that read the same are the same: nobody should see 67.50 win over 67.50.
     shown = [None if v is None else round(v, digits) for v in values]
     known = [v for v in shown if v is not None]
