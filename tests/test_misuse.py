@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,6 +210,21 @@ def test_misuse(misuse: Callable[[], Any], fragment: str, tmp_path: Path, monkey
     assert fragment in str(error.value)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_numbers_of_numpy_are_numbers_of_a_pipeline() -> None:
+    given = anybit.Pipeline(np.full(3, 0.5), np.full(3, 0.2), np.int64(8), 0, np.bool_(True))  # type: ignore[arg-type]
+    plain = anybit.Pipeline((0.5,) * 3, (0.2,) * 3, 8, 0, True)
+    images = torch.arange(2 * 3 * 9 * 9).reshape(2, 3, 9, 9).to(torch.uint8)
+    assert torch.allclose(given(images), plain(images))
+
+
+def test_read_only_arrays_are_neither_copied_nor_warned_of(tmp_path: Path) -> None:
+    """One of a file would else fill the memory; in a process of its own, because torch warns once."""
+    code = ("import numpy as np; from anybit.data.examples import as_inputs; x = np.ones((4, 2), np.float32); "
+            "x.flags.writeable = False; assert as_inputs(x, 'client 0').data_ptr() == x.ctypes.data")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
 
 
 def test_a_wrong_keyword_is_pythons_own_error() -> None:

@@ -310,6 +310,9 @@ def test_report_paper_prints_draws_and_writes(results: list[Result], tmp_path: P
     assert "anybit sweep paper/cifar10-lenet5/baseline --seeds 1,2" in behind
     assert str(tmp_path) not in page + behind
     assert {p.name for p in Path("docs/img").iterdir()} >= {"paper-cifar10_lenet5_w.png", "paper-cifar10_lenet5_w.svg"}
+    assert run(["report", "--paper", "results/all.json"]) == 0
+    assert Path("report/paper-cifar10_lenet5_w.png").exists(), "here, and not beside the file"
+    assert not Path("results/report").exists()
     first = {p: p.read_bytes() for p in Path("docs").rglob("*.*")}
     run(command)
     assert {p: p.read_bytes() for p in Path("docs").rglob("*.*")} == first, "the same results give the same bytes"

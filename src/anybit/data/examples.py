@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -141,7 +142,7 @@ def _several(x: Any, examples: int | None) -> bool:
 def _tensor(values: Any, what: str) -> Tensor:
     """Make a tensor of real numbers, or say what the values are instead."""
     try:
-        tensor = values if isinstance(values, Tensor) else torch.as_tensor(_writable(np.asarray(values)))
+        tensor = values if isinstance(values, Tensor) else _without_copy(np.asarray(values))
     except (TypeError, ValueError, RuntimeError):
         first = np.asarray(values, dtype=object).reshape(-1)[:1].tolist()
         fix = "number the classes 0, 1, …" if first and isinstance(first[0], str) else "give one array, padded to one shape"
@@ -153,9 +154,11 @@ def _tensor(values: Any, what: str) -> Tensor:
     return tensor
 
 
-def _writable(values: np.ndarray) -> np.ndarray:
-    """Copy what may not be written to, as pandas gives it: torch warns of it, and everybody would wonder."""
-    return values if values.flags.writeable or isinstance(values, np.memmap) else values.copy()
+def _without_copy(values: np.ndarray) -> Tensor:
+    """Make a tensor on the array's memory, which may be a file's. torch warns where it is read-only; nobody writes to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(values)
 
 
 def _plain_type(x: Tensor) -> Tensor:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import cast
+from functools import partial
+from numbers import Integral
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,13 +43,13 @@ class Pipeline:
         if (self.mean is None) != (self.std is None):
             raise DataError("data.mean and data.std: give both, or none")
         for name, values in (("mean", self.mean), ("std", self.std)):
-            if any(isinstance(v, str) or not math.isfinite(v) or (name == "std" and v <= 0) for v in values or ()):
-                raise DataError(f"data.{name} = {list(values or ())}: must be a number per channel"
+            if values is not None and not all(_is_number(v) and (name == "mean" or v > 0) for v in values):
+                raise DataError(f"data.{name} = {list(values)}: must be a number per channel"
                                 + (" above 0" if name == "std" else ""))
         for name, value in (("crop", self.crop), ("padding", self.padding)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
                 raise DataError(f"data.{name} = {value}: must be 0 (none) or above")
-        if not isinstance(self.flip, bool):
+        if not isinstance(self.flip, bool | np.bool_):
             raise DataError(f"data.flip = {self.flip!r}: must be true or false")
 
     def to(self, device: torch.device) -> Pipeline:
@@ -125,5 +128,11 @@ def is_image(x: Tensor) -> bool:
     return x.dim() >= 3 if x.dtype == torch.uint8 else x.is_floating_point() and x.dim() == 4
 
 
+def _is_number(value: Any) -> bool:
+    """Tell if this is a finite number, of Python, NumPy or torch."""
+    return not isinstance(value, str) and hasattr(value, "__float__") and math.isfinite(float(value))
+
+
 def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.tensor(mean, device=device), torch.tensor(std, device=device)
+    as_floats = partial(torch.as_tensor, dtype=torch.float32, device=device)
+    return as_floats(mean), as_floats(std)
