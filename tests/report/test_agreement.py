@@ -25,7 +25,20 @@ def test_a_column_counts_by_the_recipe_or_by_its_nearest_reading() -> None:
     assert count([table]) == Count(0, 6, 5, 5)
     assert count([table], ComparedTable.best) == Count(6, 6, 5, 5)
     assert table.best("baseline").reading == ("model.init=he",), "fewer rounds are no reading of the paper"
-    assert agreement([table]).endswith("it is 6 of 6.")
+    assert agreement([table]).endswith("it is 6 of 6, under the one that most figures agree with 6: a choice among up to 2, "
+                                       "which flatters.")
+
+
+def test_most_figures_may_agree_with_another_reading_than_the_nearest() -> None:
+    base = papers(f"{LENET}/baseline", "baseline")
+    runs = [result(f"{LENET}/baseline", 1, {b: v + 9 for b, v in base.items()}),
+            result(f"{LENET}/baseline", 1, {b: v + 2.5 for b, v in base.items()}, overrides=("model.init=he",)),
+            result(f"{LENET}/baseline", 1, {b: v + (1 if b > 2 else 20) for b, v in base.items()},
+                   overrides=("model.init=xavier",))]
+    (table,) = compare(runs).tables
+    assert [table.best("baseline").reading, table.fullest("baseline").reading] == [("model.init=he",), ("model.init=xavier",)]
+    assert agreement([table]).endswith("it is 0 of 6, under the one that most figures agree with 5: a choice among up to 3, "
+                                       "which flatters.")
 
 
 @pytest.mark.parametrize(("shifts", "chance"), [((1.0, 2.5, 4.0), True), ((2.4, 2.5, 2.6), False)])

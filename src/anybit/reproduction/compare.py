@@ -137,10 +137,18 @@ class ComparedTable:
     that is nearer, in the step rule of the evaluation alone (ranges.evaluate)."""
 
     def best(self, name: str) -> ComparedColumn:
-        """Return a column under the reading nearest to the paper's figures among those trained for all its rounds."""
+        """Return a column under the reading of least mean distance from the paper's figures."""
+        return min(self.whole(name), key=lambda column: column.off or 0.0)
+
+    def fullest(self, name: str) -> ComparedColumn:
+        """Return a column under the reading with most figures within the tolerance, the nearest of equals."""
+        return min(self.whole(name), key=lambda column: (len(column.beyond), column.off or 0.0))
+
+    def whole(self, name: str) -> list[ComparedColumn]:
+        """List a column under the recipe's reading and the others trained for all of the paper's rounds."""
         own = self.columns[name]
-        whole = [column for column in self.readings[name] if column.off is not None and not column.short]
-        return own if own.off is None else min([own, *whole], key=lambda column: column.off or 0.0)
+        return [own] if own.off is None else \
+            [own, *(column for column in self.readings[name] if column.off is not None and not column.short)]
 
     @property
     def bits(self) -> list[int]:

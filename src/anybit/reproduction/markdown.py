@@ -112,11 +112,11 @@ def _figures(cell: Compared) -> list[str]:
     return [ours, f"{cell.paper:.1f}{'?' if cell.suspect else ''}", points if cell.within else f"**{points}**"]
 
 
-_COUNTS_HEAD = ["", "figures", "within, recipes", "within, best readings"]
+_COUNTS_HEAD = ["", "figures", "within, recipes", "within, nearest readings"]
 
 
 def _counts(tables: Sequence[ComparedTable]) -> text.Rows:
-    """List how many figures of each table agree, by the recipes and by the best readings."""
+    """List how many figures of each table agree, by the recipes and by the nearest readings."""
     best = counts(tables, ComparedTable.best)
     return [[_title(table), str(recipe.figures), str(recipe.within), str(reading.within)]
             for table, recipe, reading in zip(tables, counts(tables), best, strict=True) if recipe.figures]
