@@ -96,8 +96,8 @@ def test_rows_to_print(results: list[Result]) -> None:
     assert any("61.44 at 2 bits is above 58.4" in note for note in paper_text.notes(table))
     assert agreement([table]) == ("11 of 11 figures lie within 2 points of the paper's under the recipes' reading of it, "
                                   "doubted ones aside and those in several tables counted once; of what quantization takes "
-                                  "from full precision, 9 of 9. Under each column's nearest reading (of least mean distance; the "
-                                  "step rule of the evaluation is a part of it) it is 11 of 11.")
+                                  "from full precision, 9 of 9. Under each column's nearest reading (of least mean "
+                                  "distance; the step rule of the evaluation is a part of it) it is 11 of 11.")
     assert "Clients: split.name = dirichlet, split.clients = 100, split.alpha = 1.0." in paper_text.notes(table)
 
 

@@ -66,15 +66,16 @@ def agreement(tables: Iterable[ComparedTable]) -> str:
     without = "doubted ones aside, columns trained for fewer rounds, too," if short else "doubted ones aside"
     return (f"{recipes} figures lie within {TOLERANCE:g} points of the paper's under the recipes' reading of it, {without} "
             f"and those in several tables counted once; of what quantization takes from full precision, "
-            f"{recipes.drops_within} of {recipes.drops}. Under each column's nearest reading (of least mean distance; the step "
-            f"rule of the evaluation is a part of it) it is {count(tables, ComparedTable.best)}{_chosen(tables)}.")
+            f"{recipes.drops_within} of {recipes.drops}. Under each column's nearest reading (of least mean distance; the "
+            f"step rule of the evaluation is a part of it) it is {count(tables, ComparedTable.best)}{_chosen(tables)}.")
 
 
 def _chosen(tables: Sequence[ComparedTable]) -> str:
     """Say how many agree if readings are chosen for that, and among how many they are chosen."""
     tried = max((len(table.whole(name)) for table in tables for name in table.columns), default=1)
-    return "" if tried == 1 else (f", under the one that most figures agree with {count(tables, ComparedTable.fullest).within}: "
-                                  f"a choice among up to {tried}, which flatters")
+    most = count(tables, ComparedTable.fullest).within
+    return "" if tried == 1 else (f", under the one that most figures agree with {most}: a choice among up to {tried}, "
+                                  "which flatters")
 
 
 @dataclass(frozen=True)
