@@ -8,9 +8,8 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
-import click
 import typer
 import typer.core
 
@@ -51,6 +50,9 @@ app.add_typer(data.app, name="data")
 app.add_typer(fleet.app, name="fleet")
 app.add_typer(verification.keys, name="keys")
 
+_MISTAKE: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+"""Options or arguments that are not the command's; newer typers have a click of their own, whose errors click's are not."""
+
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG)
 """Errors of the file system that the user fixes outside anybit."""
 
@@ -69,21 +71,31 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
+def _mistaken(error: Any) -> int:
+    """Print what is wrong with the arguments of a command as one line; the help itself where none were given."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return int(error.exit_code)
+    said, context = " ".join(error.format_message().split()), getattr(error, "ctx", None)
+    place = f" (see {context.command_path} --help)" if context else ""
+    print(f"anybit: {said[:1].lower()}{said[1:]}{place}", file=sys.stderr)
+    return int(error.exit_code)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code; let anybit's own errors through to the caller."""
     try:
         with warnings.catch_warnings(), on_command_line():
             warnings.showwarning = _print_warning
-            code = app(list(arguments), standalone_mode=False)
+            code = app(list(arguments), prog_name="anybit", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         return stop.exit_code
-    except click.exceptions.Abort:
+    except typer.Abort:
         return 130
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
+    except _MISTAKE as error:
+        return _mistaken(error)
     except BrokenPipeError:
         _drop_output()  # its reader went away (e.g. `| head`): end quietly
     except OSError as error:
