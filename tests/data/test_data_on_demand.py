@@ -128,3 +128,18 @@ def test_a_run_goes_on_with_the_same_clients_alone(mlp: nn.Module, clients: list
     assert len(fit(clients, 2).metrics) == 2
     with pytest.raises(RunError, match=r"another task: clients\.number was \d+, now 3"):
         fit(clients[:3], 2)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_function_that_returns_other_data_is_found_when_it_is_called_again(part: int) -> None:
+    generator = np.random.default_rng(1)
+
+    def drawn() -> Arrays:
+        pair = np.ones((4, 3), np.float32), np.zeros(4, int)
+        pair[part][...] = generator.integers(1, 1000, pair[part].shape)
+        return pair
+
+    fixed = Loader((np.ones((4, 3), np.float32), np.zeros(4, int)))
+    examples, _ = gathered([fixed, drawn], kept_bytes=1)
+    with pytest.raises(DataError, match="client 1 has other examples now than when it was loaded before"):
+        examples.rows(torch.tensor([0, 4]))

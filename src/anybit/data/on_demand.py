@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ class Shelf:
         """As announced, once they are known."""
         self.checks: list[Check] = []
         self.form: Any = None
+        self.sums: dict[int, int] = {}
+        """Checksum of every client that was loaded: a run that is repeated or resumed needs the same again."""
 
     def __getitem__(self, client: int) -> Examples:
         if client in self.kept:
@@ -51,6 +54,9 @@ class Shelf:
                             "all in one form")
         if self.sizes and len(examples) != self.sizes[client]:
             raise DataError(f"client {client} has {len(examples)} examples now, but {self.sizes[client]} at the start")
+        if self.sums.setdefault(client, found := _checksum(examples)) != found:
+            raise DataError(f"client {client} has other examples now than when it was loaded before: its function must "
+                            "return the same at every call (augment in `pipeline`, and draw with a seed)")
         for check in self.checks:
             check(examples, f"client {client}")
 
@@ -97,6 +103,13 @@ class OnDemand(Examples):
 
 def _bytes(examples: Examples) -> int:
     return sum(leaf.numel() * leaf.element_size() for leaf in pytree.tree_leaves((examples.x, examples.y)))
+
+
+def _checksum(examples: Examples) -> int:
+    total = 0
+    for leaf in pytree.tree_leaves((examples.x, examples.y)):
+        total = zlib.crc32(leaf.clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8).numpy(), total)
+    return total
 
 
 def _written(form: Sequence[tuple[Any, torch.dtype]]) -> str:
