@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import anybit
 from anybit.cli.main import run
 from anybit.config import Config, from_recipe
 from anybit.engines.stacked import Stacked
+from anybit.errors import ModelError
 from anybit.training import engine_choice
+from anybit.training.computation import open_computation
 from anybit.training.course import Progress
 from anybit.training.engine_choice import Candidate, Measured, best, example_task, measure, round_seconds, with_engine
 from anybit.training.machine import open_engine
@@ -183,16 +186,30 @@ class Decides(nn.Sequential):
         return out
 
 
-def test_away_from_the_cpu_clients_are_stacked_or_it_is_said_why_not(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+class Recomputed(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(super().forward, x, use_reentrant=False)
+        return out
+
+
+@pytest.mark.parametrize(("model", "reason"), [(Decides, "decides by values"), (Recomputed, "torch.utils.checkpoint")])
+def test_away_from_the_cpu_clients_are_stacked_or_it_is_said_why_not(task: Task, monkeypatch: pytest.MonkeyPatch,
+                                                                     model: type[nn.Sequential], reason: str) -> None:
     """The data of a sweep are on its device before the model is; the meta device stands for one, as it computes shapes."""
     device, said = torch.device("meta"), list[str]()
     monkeypatch.setattr(engine_choice, "pick_device", lambda name: device)
     away = replace(task, data=task.data.to(device))
     assert with_engine(Config(cohort=3), away, said.append).engine == "auto"
     assert said == []
-    deciding = replace(task, model=Decides(nn.Flatten(), nn.Linear(3072, 10)))
-    assert with_engine(Config(cohort=3), deciding, said.append).engine == "sequential"
-    assert [line for line in said if "one after another" in line and "decides by values" in line] == said != []
+    other = replace(task, model=model(nn.Flatten(), nn.Linear(3072, 10)))
+    assert with_engine(Config(cohort=3), other, said.append).engine == "sequential"
+    assert [line for line in said if "one after another" in line and reason in line] == said != []
+
+
+def test_a_model_that_is_computed_again_for_its_gradient_is_refused_by_the_stacked_engine(task: Task) -> None:
+    given = replace(task, model=Recomputed(nn.Flatten(), nn.Linear(3072, 10)))
+    with pytest.raises(ModelError, match=r"\(its forward is computed again .*\): use engine 'sequential' or 'processes'"):
+        open_computation(given, Config(cohort=3, engine="stacked", device="cpu"))
 
 
 @pytest.mark.parametrize(("recipe", "weights", "overrides", "compiled"), [

@@ -28,7 +28,7 @@ from anybit.inputs import Inputs, called, described, device_of, leaves, mapped, 
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.embedding import QuantizedEmbedding, QuantizedEmbeddingBag
 from anybit.quant.sites import SiteOptions, call, prepare, quantizers, weight_sites
-from anybit.tensors import picked
+from anybit.tensors import Tensors, picked
 from anybit.training.task import Task
 
 _FEW = 4
@@ -277,12 +277,21 @@ def unmapped(task: Task, config: Config) -> str:
     prepared = prepare(task.model, options=config.sites).to(data.train.y.device)
     two = [pytree.tree_map(lambda leaf: torch.stack([leaf] * 2), tree)
            for tree in (dict(prepared.named_parameters()), data.pipeline(picked(data.train.x, slice(1))))]
+
+    def summed(w: Tensors, fixed: Tensors, x: Inputs) -> Tensor:
+        outputs = pytree.tree_leaves(selected(call(prepared, {**w, **fixed}, x), task.output))
+        return torch.stack([leaf.float().sum() for leaf in outputs]).sum()
+
+    trained = {name: p for name, p in two[0].items() if p.is_floating_point()}
+    fixed = {name: p for name, p in two[0].items() if name not in trained}
     try:
         with attention(data.train.y.device):
-            torch.func.vmap(lambda w, x: selected(call(prepared, w, x), task.output))(*two)
+            torch.func.vmap(torch.func.grad(summed))(trained, fixed, two[1])
     except RuntimeError as error:
         text = str(error).splitlines()[0][:200]
-        return "its forward decides by values of tensors, as in 'if mask.all()'" if "data-dependent" in text else text
+        known = {"data-dependent": "its forward decides by values of tensors, as in 'if mask.all()'",
+                 "saved tensor hooks": "its forward is computed again for the gradient, by torch.utils.checkpoint"}
+        return next((reason for part, reason in known.items() if part in text), text)
     return ""
 
 
