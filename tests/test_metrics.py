@@ -47,6 +47,13 @@ def test_pixels_are_averaged() -> None:
     assert LOSSES["cross_entropy"](scores, wanted).shape == (1,)
 
 
+def test_iou_leaves_out_what_has_no_label() -> None:
+    """Predicted 0 0 1 1, labels 0 1 1 and none: class 0 has 1/2 and class 1, too, where the fourth would make it 1/3."""
+    scores = torch.tensor([[[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]])
+    assert METRICS["iou"](scores, torch.tensor([[0, 1, 1, -100]])).tolist() == pytest.approx([50.0])
+    assert METRICS["iou"](scores, torch.tensor([[0, 0, -100, -100]])).tolist() == [100.0]
+
+
 def batch_mean(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.l1_loss(outputs.squeeze(1), targets)
 

@@ -86,6 +86,43 @@ def wrong(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(1) != targets).float()
 
 
+class ByClass(nn.Sequential):
+    """A network with an activation after what is of a class."""
+
+    def __init__(self, kind: type[nn.Module], exactly: bool = False) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(4, 6), nn.Dropout(0.1), nn.Linear(6, 3))
+        self.kind, self.exactly = kind, exactly
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x)
+            x = torch.relu(x) if (type(layer) is self.kind if self.exactly else isinstance(layer, self.kind)) else x
+        return x
+
+
+class Recurrent(nn.Sequential):
+    """A network that takes the outputs of a GRU apart, if it is one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x)[0] if isinstance(layer, nn.GRU) else layer(x)
+        return x[:, -1]
+
+
+def fit_maps(**given: Any) -> anybit.Fitted:
+    x, y = np.zeros((4, 1, 6, 6), np.float32), np.zeros((4, 6, 6), np.int64)
+    return fit(model=nn.Sequential(nn.Conv2d(1, 3, 1)), clients=[(x, y)] * 2, test=(x, y), **given)
+
+
+def fit_binary(targets: np.ndarray, **given: Any) -> anybit.Fitted:
+    return fit(model=net(1), clients=[(X, targets)] * 2, test=(X, Y % 2), **{"loss": "bce_with_logits", **given})
+
+
+def nan_of_zero(outputs: Tensor, targets: Tensor) -> Tensor:
+    return torch.where(targets == 0, torch.nan, (outputs.argmax(1) == targets).float())
+
+
 class Own(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * 2
@@ -116,7 +153,21 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     ("BatchNorm in training", lambda: fit(model=nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))), "replace_batchnorm"),
     ("a layer with its own code", lambda: fit(model=nn.Sequential(Own(4, 3))), "name it in full_precision"),
     ("outputs without examples", lambda: fit(model=nn.Sequential(nn.Linear(4, 3), nn.Flatten(0))), "one whole-number label"),
+    ("a class of its own", lambda: fit(model=ByClass(nn.Linear, exactly=True)), "outputs with its layers replaced"),
+    ("a kind of module", lambda: fit(model=ByClass(nn.Dropout)), "does forward look at the class of a layer"),
+    ("a kind of module in evaluate", lambda: evaluate(model=ByClass(nn.Dropout)), "Go by its name or its place"),
+    ("a kind of recurrence", lambda: fit(model=Recurrent(nn.GRU(4, 3, batch_first=True), nn.Linear(3, 3)),
+                                         clients=[(X[:, None], Y)] * 2, test=(X[:, None], Y)),
+     "takes inputs of shape (1, 1, 4) float32, but not with its layers replaced by those that round"),
     # data
+    ("a flip of maps", lambda: fit_maps(pipeline=anybit.Pipeline(flip=True)), "the pipeline's flip would move the pixels"),
+    ("a crop of maps", lambda: fit_maps(pipeline=anybit.Pipeline(crop=4, padding=1)), "crop and padding would move"),
+    ("targets of 255", lambda: fit_binary(Y % 2 * 255), "client 0: example 1 has the target 255, but loss"),
+    ("missing yes and no", lambda: fit_binary(Y - 1, loss="mse", metric="binary_accuracy"), "target -1, but metric"),
+    ("sparse inputs", lambda: fit(clients=[(torch.from_numpy(X).to_sparse(), Y)] * 2), "sparse tensor: give a dense one"),
+    ("owners that are missing", lambda: anybit.by_client(X, Y, np.where(Y, 1.0, np.nan)), "example 0 has no owner"),
+    ("owners that are none", lambda: anybit.by_client(X, Y, ["a", None] * 12), "example 1 has no owner, its id is None"),
+    ("owners of two kinds", lambda: anybit.by_client(X, Y, np.array(["a", 1] * 12, object)), "cannot be sorted"),
     ("no clients", lambda: fit(clients=[]), "clients is empty"),
     ("clients is none", lambda: fit(clients=None), "one (inputs, targets) pair per client"),
     ("one DataLoader", lambda: fit(clients=DataLoader(DATASET, 6)), "clients is one DataLoader, which is one client"),
@@ -165,6 +216,9 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     ("words for a flip", lambda: anybit.Pipeline(flip="yes"), "data.flip = 'yes'"),  # type: ignore[arg-type]
     ("on_round that is none", lambda: fit(on_round=3), "on_round"),
     ("a pipeline of another kind", lambda: fit(pipeline=lambda x: x), "Pipeline"),
+    ("a sampler without clients", lambda: fit(sampler=lambda *given: None), "the sampler gave the clients None in round 1"),
+    ("a sampler of parts", lambda: fit(sampler=lambda *given: [0.5, 1.5]), "2 different whole numbers from 0 to 3"),
+    ("a schedule without numbers", lambda: fit(schedule=lambda *given: None), "the schedule gave None in round 1"),
     # variants
     ("a variant by name", lambda: fit(variant="mqat"), "anybit.mqat()"),
     ("a variant not called", lambda: fit(variant=anybit.mqat), "anybit.mqat()"),
@@ -178,6 +232,7 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     # loss and metric
     ("a loss by a wrong name", lambda: fit(loss="mean_square"), "unknown loss"),
     ("a module's mean loss", lambda: fit(loss=nn.CrossEntropyLoss()), "reduction='none'"),
+    ("a metric that is not a number", lambda: fit(metric=nan_of_zero), "metric 'nan_of_zero' of "),
     ("a mean for a metric", lambda: fit(metric=lambda o, t: (o.argmax(1) == t).float().mean()), "without .mean()"),
     ("a loss without a gradient", lambda: fit(loss=wrong), "loss 'wrong' has no gradient"),
     ("accuracy of one output", lambda: fit(model=net(1), loss="mse", metric="accuracy"), "use metric 'binary_accuracy'"),
@@ -231,3 +286,14 @@ def test_read_only_arrays_are_neither_copied_nor_warned_of(tmp_path: Path) -> No
 def test_a_wrong_keyword_is_pythons_own_error() -> None:
     with pytest.raises(TypeError, match="learning_rate"):
         fit(learning_rate=0.1)
+
+
+def test_what_only_looks_like_misuse_is_taken() -> None:
+    """A view in reverse, and longer test examples than the clients' where the model takes both."""
+    def positions(length: int) -> tuple[np.ndarray, np.ndarray]:
+        return np.ones((6, 4, length), np.float32)[::-1], np.zeros((6, length), np.int64)
+
+    model = nn.Sequential(nn.Conv1d(4, 3, 1))
+    assert fit(model=model, clients=[positions(5)] * 4, test=positions(7)).scores["FP32"].metric >= 0
+    with pytest.raises(AnybitError, match=r"test data: example 0 has label 3"):
+        fit(model=model, clients=[positions(5)] * 4, test=(positions(7)[0], positions(7)[1] + 3))

@@ -94,6 +94,14 @@ def test_m3_a_device_of_two_is_bounded_by_the_other() -> None:
     assert [lower_median(values) for values in ([3.0], [1.0, 9.0], [9.0, 1.0, 2.0])] == [3.0, 1.0, 2.0]
 
 
+@pytest.mark.parametrize("rule", ["clip", "reject"])
+def test_m3_a_delta_of_zeros_bounds_nobody(rule: Any) -> None:
+    moderation = Moderation(Config(fleet=FleetOptions(norm_rule=rule)))
+    for round in range(3):
+        good, rejected = moderation(round, [update(0, 1.0), update(1, 0.0)])
+        assert ([delta_norm(u.delta) for u in good], rejected) == ([1.0, 0.0], {})
+
+
 def test_m3_a_bound_is_a_number_adaptive_or_off() -> None:
     rejecting = Moderation(Config(fleet=FleetOptions(norm_rule="reject")))
     good, rejected = rejecting(0, [update(0, 1.0), update(1, 1.0), update(2, 9.0)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,21 @@ def test_runs_that_differ_otherwise_have_no_mean(paths: list[Path]) -> None:
     reset(paths[1], rounds=99)
     runs = read_runs([paths[0], paths[1], paths[3]])
     assert seeds_table(runs, accuracy_table(runs)) is None
+
+
+def test_another_model_or_the_same_seed_again_is_no_other_seed(paths: list[Path], tmp_path: Path) -> None:
+    def groups(*names: str) -> list[tuple[int, ...]]:
+        moved = [Path(shutil.copytree(path, tmp_path / name)) for path, name in zip(paths, names, strict=False)]
+        again = Path(shutil.copytree(moved[1], tmp_path / f"again-{names[1]}"))
+        for path, digest in zip([*moved, again], ("0c", "0c", "1d", "0c"), strict=True):
+            (path / "task.json").write_text(json.dumps({"data": {"train": {"inputs": f"uint8 [9, 4], sha256 {digest}"}}}))
+        runs = read_runs([*moved, again])
+        seeds = seeds_table(runs, accuracy_table(runs))
+        return [] if seeds is None else sorted(seeds.groups.values())
+
+    first = int(json.loads((paths[0] / "config.json").read_text())["seed"])
+    assert groups("one", "two", "other") == sorted([(first, 2), (4,), (2,)])
+    assert groups("run-seed1", "run-seed2", "run-seed4") == sorted([(first, 2, 4), (2,)]), "clients of their own"
 
 
 def test_nobody_is_the_best_among_other_tasks(paths: list[Path]) -> None:

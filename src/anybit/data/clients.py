@@ -55,7 +55,15 @@ def by_client(inputs: Any, targets: Any, ids: Any = None) -> Clients:
     count = len(inputs if ids is None else targets)
     if owners.shape != (count,):
         raise DataError(f"by_client: ids have the shape {owners.shape}, but there are {count} examples: give one for each")
-    return Clients((_part(whole, index) for index in by_id(owners, 0, owners)), np.unique(owners).tolist())
+    unowned = [i for i, owner in enumerate(owners.tolist()) if owner is None or owner != owner]
+    if unowned:
+        raise DataError(f"by_client: example {unowned[0]} has no owner, its id is {owners[unowned[0]]}: leave it out, or "
+                        "give it one")
+    try:
+        names = np.unique(owners).tolist()
+    except TypeError as error:
+        raise DataError(f"by_client: the ids cannot be sorted ({error}): make them all numbers, or all text") from None
+    return Clients((_part(whole, index) for index in by_id(owners, 0, owners)), names)
 
 
 def _part(data: Any, index: np.ndarray) -> Any:

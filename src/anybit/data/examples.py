@@ -149,6 +149,8 @@ def _tensor(values: Any, what: str) -> Tensor:
         if first and isinstance(first[0], int | float):
             fix = "give them a number type, as in .astype('int64') or .astype('float32')"
         raise DataError(f"{what} are not an array of numbers, but {printable(repr(first))[:40]}…: {fix}") from None
+    if tensor.layout != torch.strided:
+        raise DataError(f"{what} are a sparse tensor: give a dense one, e.g. by .to_dense()")
     if tensor.is_complex():
         raise DataError(f"{what} are complex numbers: give real ones, e.g. real and imaginary part as two channels")
     return tensor
@@ -158,7 +160,7 @@ def _without_copy(values: np.ndarray) -> Tensor:
     """Make a tensor on the array's memory, which may be a file's. torch warns where it is read-only; nobody writes to it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.as_tensor(values)
+        return torch.as_tensor(values if min(values.strides, default=0) >= 0 else values.copy())  # torch knows no way back
 
 
 def _plain_type(x: Tensor) -> Tensor:
@@ -226,6 +228,15 @@ def check_labelled(examples: Examples, what: str) -> None:
     if examples.y.dim() > 1 and bool((bare := (examples.y == IGNORED).flatten(1).all(1)).any()):
         raise DataError(f"{what}: example {int(bare.nonzero()[0])} has no label, all are {IGNORED}, and would count as "
                         "wrong: leave it out")
+
+
+def check_binary(examples: Examples, what: str, of: str, split: Sequence[np.ndarray] | None = None) -> None:
+    """Raise unless all targets are from 0 to 1, the probabilities of a loss or metric `of` yes and no."""
+    bad = (examples.y < 0) | (examples.y > 1)
+    if bool(bad.any()):
+        place = bad.nonzero()[0].tolist()
+        raise DataError(f"{_located(place[0], what, split)} has the target {examples.y[tuple(place)].item():g}, but {of} "
+                        "takes 0, 1 and what lies between: rescale the targets, or use a loss of your own")
 
 
 def check_ids(examples: Examples, what: str, read: Mapping[str, tuple[str, int]],

@@ -10,6 +10,7 @@ otherwise one packed bit stream per bit-width, which standard nodes unpack. Runt
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,14 +30,17 @@ class Editor:
         self.nodes: list[Any] = []
         self._onnx = need("onnx")
         self._constants: dict[tuple[str, bytes, tuple[int, ...]], str] = {}
+        self._taken = {value.name for value in (*self.graph.initializer, *self.graph.input)} | \
+            {name for node in self.graph.node for name in node.output}
 
     def constant(self, array: np.ndarray, name: str = "") -> str:
         """Add a constant and return its name."""
         key = (str(array.dtype), array.tobytes(), array.shape)
         if not name and key in self._constants:
             return self._constants[key]
-        name = name or f"c{len(self._constants)}"
+        name = name or next(free for i in itertools.count(len(self._constants)) if (free := f"c{i}") not in self._taken)
         self._constants[key] = name
+        self._taken.add(name)
         self.graph.initializer.append(self._onnx.numpy_helper.from_array(array, name))
         return name
 

@@ -142,6 +142,8 @@ def _plain(op: str, **attributes: Any) -> Lowering:
 def _clamp(low: str, high: str) -> Lowering:
     def lowering(nodes: Nodes, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
         ends = {"low": given.get(low), "high": given.get(high)}
+        if not all(end is None or isinstance(end, int | float) for end in ends.values()):
+            raise ModelError("the graph of an archive clamps to numbers alone")
         finite = {key: end for key, end in ends.items() if end is not None and math.isfinite(end)}
         return nodes.add("clamp", [_x(given)], shape, **finite)
     return lowering

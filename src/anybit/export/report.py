@@ -36,7 +36,8 @@ def write_report(exporter: Exporter, artifacts: Artifacts, fleet: Fleet | None, 
     Both also tell of what earlier exports of the same model left in the folder.
     """
     subject, model = exporter.subject, model_digest(exporter.subject)
-    compared = [FLOAT_MODEL] if any(a.runtime == "onnx" for a in artifacts.values()) else []
+    compared = [FLOAT_MODEL] if any(a.runtime == "onnx" for a in artifacts.values()) \
+        and (exporter.folder / FLOAT_MODEL).exists() else []  # under another name if it was rejected
     exported = [*artifacts.values(), *earlier_artifacts(exporter.folder, model, list(artifacts.values()))]
     full = metric(subject, outputs(reference(subject, Width(FLOAT, FLOAT)), subject))
     report: dict[str, Any] = {

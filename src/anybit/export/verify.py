@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from anybit.export.agreement import relative_error, same_decisions, two_decisions, within
 from anybit.export.extras import need
 from anybit.export.graph import DEFAULT_OPSET
-from anybit.export.reference import metric, metric_scale, outputs
+from anybit.export.reference import exact_outputs, metric, metric_scale, outputs
 from anybit.export.subject import Subject
 from anybit.federated.metrics import classifies, meaning
 from anybit.inputs import Inputs, leaves
@@ -51,7 +51,7 @@ class Verdict(NamedTuple):
     """The share of the test set on which artifact and reference choose the same class, or of anything but a classifier, on
     which their outputs are the same within the relative error that is allowed."""
     control: float
-    """The same share between the reference in float32 and in float64: the effect of rounding alone."""
+    """The same share between the reference in float32 and in float64: the effect of rounding alone; 1 if there is none."""
     problem: str
     error: float | None = None
     """‖artifact − reference‖/‖reference − its mean‖ of the outputs; none where activations of a classifier are rounded,
@@ -65,7 +65,7 @@ def verdict(subject: Subject, width: Width, plain: nn.Module, reference: nn.Modu
     Where only weights are rounded, nothing depends on the order of sums but float32's last digits: outputs that are further
     apart come from another computation, whatever the decisions are.
     """
-    expected, exact = outputs(reference, subject), outputs(reference, subject, torch.float64)
+    expected, exact = outputs(reference, subject), exact_outputs(reference, subject)
     evaluated = metric(subject, outputs(plain, subject))
     wanted, measured = metric(subject, expected), metric(subject, result)
     error, allowed = relative_error(result, expected), min(max(ERROR, 4 * relative_error(expected, exact)), MOST_ERROR)

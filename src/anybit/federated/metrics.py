@@ -86,7 +86,8 @@ class Metric:
             raise ConfigError("Metric: give a function (outputs, targets) → one value per example; name and unit are text")
         if self.better not in (None, "lower", "higher"):
             raise ConfigError(f"Metric: better is {self.better!r}: use 'lower' or 'higher'")
-        object.__setattr__(self, "name", self.name or getattr(self.function, "__name__", "metric"))
+        named = getattr(self.function, "func", self.function)  # of a functools.partial
+        object.__setattr__(self, "name", self.name or getattr(named, "__name__", type(named).__name__))
 
     @property
     def meaning(self) -> Meaning:
@@ -122,6 +123,13 @@ def per_example(function: PerExample, what: str, outputs: Tensor, targets: Tenso
             hint = "take the mean over the other dimensions, e.g. values.flatten(1).mean(1)"
         raise ConfigError(f"{name} returned shape {tuple(values.shape)} for {shapes}: {hint}")
     return values
+
+
+def check_numbers_of(function: PerExample, what: str, outputs: Tensor, targets: Tensor) -> None:
+    """Raise where an example has no number, which would be that of the mean over all."""
+    if outputs.isfinite().all() and (bare := per_example(function, what, outputs, targets).isnan()).any():
+        raise ConfigError(f"{what} '{meaning(function).name}' of {int(bare.sum())} of the {len(bare)} examples that were "
+                          "tried is not a number, and so would be its mean: return a number for every example")
 
 
 def check_alone(function: PerExample, what: str, outputs: Tensor, targets: Tensor) -> None:
@@ -230,21 +238,25 @@ def _binary_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _iou(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return 100·|P ∩ T|/|P ∪ T| per example, the mean over the classes that are in either."""
+    """Return 100·|P ∩ T|/|P ∪ T| per example, over its positions that have a label; the mean over the classes in either."""
     _labels(outputs, targets, "iou")
     classes = torch.arange(outputs.shape[1], device=outputs.device)
-    predicted, wanted = (labels.flatten(1).unsqueeze(2) == classes for labels in (outputs.argmax(1), targets))
+    predicted, wanted = (torch.where(targets != IGNORED, labels, IGNORED).reshape(len(targets), -1, 1) == classes
+                         for labels in (outputs.argmax(1), targets))
     either = (predicted | wanted).sum(1)
     share = (predicted & wanted).sum(1) / either.clamp_min(1)
-    return 100.0 * share.sum(1) / (either > 0).sum(1)
+    return 100.0 * share.sum(1) / (either > 0).sum(1).clamp_min(1)
 
 
 accuracy = Metric(_accuracy, *ACCURACY)
 """100 where the largest output is the target's, else 0: the default metric."""
 
+binary_accuracy = Metric(_binary_accuracy, "binary_accuracy", "higher", "%")
+"""100·(the share of outputs above 0 where the target is above 0.5, and not above 0 elsewhere)."""
+
 LOSSES: dict[str, PerExample] = {f.__name__: f for f in (cross_entropy, mse, mae, bce_with_logits)}
 METRICS: dict[str, PerExample] = {metric.name: metric for metric in (
-    accuracy, Metric(_top5, "top5", "higher", "%"), Metric(_binary_accuracy, "binary_accuracy", "higher", "%"),
+    accuracy, Metric(_top5, "top5", "higher", "%"), binary_accuracy,
     Metric(_iou, "iou", "higher", "%"), Metric(mae, "mae", "lower"), Metric(mse, "mse", "lower"),
     Metric(cross_entropy, "cross_entropy", "lower", "nats"))}
 

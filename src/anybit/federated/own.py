@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from anybit.errors import ConfigError, did_you_mean
+from anybit.errors import ConfigError, did_you_mean, printable
 from anybit.tensors import Tensors
 
 OBJECT = "<python object>"
@@ -38,18 +39,24 @@ def not_at_hand(setting: str, name: str) -> ConfigError:
 
 def sampled(sampler: Sampler, seed: int, round: int, clients: int, size: int) -> tuple[int, ...]:
     """Draw S_t by a sampler of the user's own, and check it."""
-    drawn = tuple(int(client) for client in sampler(seed, round, clients, size))
+    given = sampler(seed, round, clients, size)
+    try:
+        drawn = tuple(operator.index(client) for client in given)
+    except TypeError:
+        drawn = ()
     if len({*drawn}) != size or len(drawn) != size or not all(0 <= client < clients for client in drawn):
-        raise ConfigError(f"the sampler gave the clients {list(drawn)} in round {round + 1}: it must give {size} different "
+        shown = list(drawn) or printable(repr(given))[:80]
+        raise ConfigError(f"the sampler gave the clients {shown} in round {round + 1}: it must give {size} different whole "
                           f"numbers from 0 to {clients - 1}")
     return drawn
 
 
 def factor(course: Course, round: int, rounds: int) -> float:
     """Return the factor by a schedule of the user's own, and check it."""
-    value = float(course(round, rounds))
+    given = course(round, rounds)
+    value = float(given) if hasattr(given, "__float__") else math.nan
     if not 0 <= value < math.inf:
-        raise ConfigError(f"the schedule gave {value} in round {round + 1} of {rounds}: it must give a number, 0 or above")
+        raise ConfigError(f"the schedule gave {given!r} in round {round + 1} of {rounds}: it must give a number, 0 or above")
     return value
 
 

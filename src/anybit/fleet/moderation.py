@@ -47,14 +47,18 @@ class Moderation:
         return good, rejected
 
     def _by_norm(self, round: int, updates: Sequence[Update]) -> tuple[list[Update], dict[int, str]]:
-        """Clip or reject what is longer than FACTOR · the median of the last rounds' norms and this round's."""
+        """Clip or reject what is longer than FACTOR · the median of the last rounds' norms and this round's.
+
+        A delta of zeros says nothing of what is usual: where half of a cohort sends one, the others go on.
+        """
         options = self.config.fleet
         # A bound that follows the cohort would tell of one device in what is taken from another.
         if options.norm_bound not in (None, "adaptive") or self.config.privacy.private or not updates:
             return list(updates), {}
         norms = {update.client: delta_norm(update.delta) for update in updates}
         recent = [norm for past in range(round - ROUNDS + 1, round) for norm in self.norms.get(past, [])]
-        bound = FACTOR * lower_median([*recent, *norms.values()])
+        said = [norm for norm in (*recent, *norms.values()) if norm > 0]
+        bound = FACTOR * lower_median(said) if said else 0.0
         over = {client for client, norm in norms.items() if norm > bound}
         self.norms = {past: kept for past, kept in self.norms.items() if past > round - ROUNDS}
         if options.norm_rule == "reject":

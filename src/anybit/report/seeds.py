@@ -16,6 +16,8 @@ from anybit.training.reading import RunRecord
 
 _OWN = ("seed", "engine", "device", "threads", "checkpoint_every", "compute.convolution", "compute.workers")
 """Settings in which runs of one column may differ: the seed, and what a machine chooses."""
+_NAMED = re.compile(r"-seed\d+$")
+_DIGEST = re.compile(r", sha256 \w+")
 
 
 @dataclass(frozen=True)
@@ -60,16 +62,20 @@ class SeedsTable:
 
 def seeds_table(runs: Sequence[RunRecord], table: Table) -> SeedsTable | None:
     """Average the columns of a table over seeds; none where no finished run has another seed beside it."""
-    alike: dict[str, list[int]] = {}
+    by_seed: dict[str, list[dict[int, int]]] = {}
     for i, run in enumerate(runs):
         if run.finished:
-            settings = {key: value for key, value in flatten(run.config).items() if key not in _OWN}
-            alike.setdefault(json.dumps(settings, sort_keys=True), []).append(i)
-    if not any(len(places) > 1 for places in alike.values()):
+            seed, columns = int(run.config.get("seed", 0)), by_seed.setdefault(_alike(run), [])
+            column = next((column for column in columns if seed not in column), None)  # the same again is no other seed
+            if column is None:
+                columns.append(column := {})
+            column[seed] = i
+    alike = sorted(list(column.values()) for columns in by_seed.values() for column in columns)
+    if not any(len(places) > 1 for places in alike):
         return None
     groups, scores = dict[str, tuple[int, ...]](), dict[str, dict[str, tuple[float, float | None]]]()
-    for places in alike.values():
-        name = re.sub(r"-seed\d+$", "", runs[places[0]].name)
+    for places in alike:
+        name = _NAMED.sub("", runs[places[0]].name)
         name = name if name not in groups else runs[places[0]].name
         groups[name] = tuple(int(runs[i].config.get("seed", 0)) for i in places)
         scores[name] = {}
@@ -77,3 +83,14 @@ def seeds_table(runs: Sequence[RunRecord], table: Table) -> SeedsTable | None:
             if values := [value for i in places if (value := row.values[i]) is not None]:
                 scores[name][row.width] = statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None
     return SeedsTable(table.score, table.digits, groups, scores)
+
+
+def _alike(run: RunRecord) -> str:
+    """Return what runs of one column have in common: settings, model, data, loss and metric.
+
+    Runs that are named NAME-seed1, NAME-seed2 say so themselves: their seeds may have drawn clients of their own.
+    """
+    settings = {key: value for key, value in flatten(run.config).items() if key not in _OWN}
+    stem, named = _NAMED.subn("", run.name)
+    task = json.dumps(run.task, sort_keys=True)
+    return json.dumps([settings, _DIGEST.sub("", task) if named else task, stem if named else ""], sort_keys=True)

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import random
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from anybit.config import Config
-from anybit.data.examples import Examples, check_ids, check_labelled, check_labels, check_split
+from anybit.data.examples import Data, Examples, check_binary, check_ids, check_labelled, check_labels, check_split
 from anybit.data.on_demand import OnDemand
-from anybit.engines.stacked import attention
-from anybit.errors import AnybitWarning, ConfigError, ModelError
-from anybit.federated.metrics import check_alone, check_gradient, cross_entropy
+from anybit.errors import ConfigError, DataError, ModelError
+from anybit.federated.metrics import (
+    bce_with_logits,
+    binary_accuracy,
+    check_alone,
+    check_gradient,
+    check_numbers_of,
+    cross_entropy,
+    meaning,
+)
 from anybit.federated.sampling import check_cohort
 from anybit.federated.state import trainable_weights
 from anybit.federated.variants import Variant
-from anybit.inputs import Inputs, called, described, device_of, leaves, mapped, selected, shapes
+from anybit.inputs import Inputs, called, device_of, leaves, shapes
 from anybit.quant.calibrate import activation_ranges
 from anybit.quant.embedding import QuantizedEmbedding, QuantizedEmbeddingBag
-from anybit.quant.sites import SiteOptions, call, prepare, quantizers, weight_sites
-from anybit.tensors import Tensors, picked
+from anybit.quant.sites import SiteOptions, prepare
+from anybit.tensors import picked
+from anybit.training.passes import check_apart, check_itself, check_repeatable, check_weights, outputs_of, taking
 from anybit.training.task import Task
 
 _FEW = 4
@@ -55,18 +59,32 @@ def check_model(task: Task, config: Config) -> None:
     model, data = task.model, task.data
     check_numbers(task, config)
     first = picked(data.train.x, slice(1))
-    with _taking(model, first):
+    with taking(model, first):
         one = pytree.tree_map(torch.clone, data.pipeline(first))  # what a forward pass changes must not be the data
-    with _taking(model, one):
+    with taking(model, one):
         check_repeatable(model, config, one)
         activation_ranges(model, config.sites, trainable_weights(model), one)
         at_rest = prepare(model, options=config.sites).eval()
-        outputs = _outputs(at_rest, one, task.output)
+        outputs = outputs_of(at_rest, one, task.output)
         check_weights(at_rest, one, task.output)
+        check_itself(model, one, outputs, task.output)
+    check_moved(data)
     if task.loss is cross_entropy:
-        _check_all(task, functools.partial(check_labels, outputs=outputs.shape))
+        _check_train(task, functools.partial(check_labels, outputs=outputs.shape))
+        data.test.when_loaded(functools.partial(check_labels, outputs=_test_shape(task, at_rest, outputs)), "test data")
         data.test.when_loaded(check_labelled, "test data")
+    for what, function in (("loss", task.loss), ("metric", task.metric)):
+        if function in (bce_with_logits, binary_accuracy):
+            _check_all(task, functools.partial(check_binary, of=f"{what} '{meaning(function).name}'"))
     check_functions(task, at_rest)
+
+
+def check_moved(data: Data) -> None:
+    """Raise where the pipeline would move the pixels of an image away from their targets."""
+    moving = [name for name in ("crop", "padding", "flip") if getattr(data.pipeline, name)]
+    if moving and data.train.y.dim() > 2:
+        raise DataError(f"the pipeline's {' and '.join(moving)} would move the pixels of an image, and not its targets of "
+                        f"shape {tuple(data.train.y.shape[1:])}: leave out what moves them, and augment both before")
 
 
 def check_numbers(task: Task, config: Config) -> None:
@@ -75,11 +93,25 @@ def check_numbers(task: Task, config: Config) -> None:
         _check_all(task, functools.partial(check_ids, read=read))
 
 
+@torch.no_grad()
+def _test_shape(task: Task, at_rest: nn.Module, outputs: Tensor) -> torch.Size:
+    """Return the shape of the outputs of a test example, which may be longer than the clients' are."""
+    train, test = (task.data.pipeline(picked(examples.x, slice(1))) for examples in (task.data.train, task.data.test))
+    if shapes(train) == shapes(test):
+        return outputs.shape
+    with taking(task.model, test, train):
+        return outputs_of(at_rest, test, task.output).shape
+
+
 def _check_all(task: Task, check: Callable[..., None]) -> None:
     """Check all examples, those of clients by the number that they have there."""
+    _check_train(task, check)
+    task.data.test.when_loaded(check, "test data")
+
+
+def _check_train(task: Task, check: Callable[..., None]) -> None:
     train = task.data.train
     train.when_loaded(check if isinstance(train, OnDemand) else functools.partial(check, split=task.split), "training data")
-    task.data.test.when_loaded(check, "test data")
 
 
 @torch.no_grad()
@@ -112,66 +144,13 @@ def _read_by_embeddings(task: Task, config: Config) -> dict[str, tuple[str, int]
 def check_outputs(model: nn.Module, sites: SiteOptions, one: Inputs, output: str | int | None,
                   labelled: Examples | None) -> None:
     """Pass one example through the model, and look at the labels if the loss needs some."""
-    with _taking(model, one):
-        outputs = _outputs(prepared := prepare(model, options=sites).eval(), one, output)
+    with taking(model, one):
+        outputs = outputs_of(prepared := prepare(model, options=sites).eval(), one, output)
         check_weights(prepared, one, output)
+        check_itself(model, one, outputs, output)
     if labelled is not None:
         check_labels(labelled, "test data", outputs.shape)
         check_labelled(labelled, "test data")
-
-
-def check_weights(prepared: nn.Module, inputs: Inputs, output: str | int | None) -> None:
-    """Raise where a weight is used outside of the layers that round it: with these cut off, no gradient may reach it."""
-    sites, parameters = quantizers(prepared, "weights"), dict(prepared.named_parameters())
-    weights = {name: parameters[name] for name in weight_sites(prepared).values()}
-    frozen = [weight for weight in weights.values() if not weight.requires_grad]
-    try:
-        for site in sites.values():
-            site.shortcut = torch.detach
-        for weight in frozen:
-            weight.requires_grad_()
-        with torch.enable_grad():
-            outputs = selected(called(prepared, mapped(inputs, torch.clone)), output)
-        found = torch.autograd.grad(outputs.sum(), [*weights.values()], allow_unused=True) if outputs.requires_grad else ()
-    finally:
-        for site in sites.values():
-            site.shortcut = None
-        for weight in frozen:
-            weight.requires_grad_(False)
-    for name, gradient in zip(weights, found, strict=False):
-        if gradient is not None:
-            raise ModelError(f"weight '{name}' is also used outside of its layer, as in F.linear(x, layer.weight), where "
-                             "nothing would round it: use a layer that shares it (decoder.weight = encoder.weight), or name "
-                             "it in full_precision")
-
-
-@contextmanager
-def _taking(model: nn.Module, inputs: Inputs, others: Inputs | None = None) -> Iterator[None]:
-    """Explain why a model does not take inputs. others: of the clients, where these are of the test set."""
-    try:
-        yield
-    except (RuntimeError, TypeError, IndexError) as error:
-        hint = _shape_hint(model, inputs)
-        if others is not None and shapes(inputs) != shapes(others):
-            test, clients = (", ".join(str(tuple(shape)) for shape in shapes(each).values()) for each in (inputs, others))
-            hint = f": test inputs have shape {test}, the clients' have {clients}"
-        raise ModelError(f"the model does not take inputs of shape {described(inputs)} "
-                         f"({str(error).splitlines()[0]}){hint}") from error
-
-
-def _shape_hint(model: nn.Module, x: Inputs) -> str:
-    """Guess what is wrong: parameters of another type, or the shape of images, by the channels of the first convolution."""
-    other = next((p.dtype for p in model.parameters() if p.is_floating_point() and p.dtype != torch.float32), None)
-    if other is not None:
-        return f": its parameters are {str(other).removeprefix('torch.')}; give model.float()"
-    if isinstance(x, Tensor) and x.dtype == torch.int64 and not any(isinstance(m, nn.Embedding) for m in model.modules()):
-        return ": whole numbers that no embedding reads? give x.astype('float32')"
-    channels = next((layer.in_channels for layer in model.modules() if isinstance(layer, nn.Conv2d)), None)
-    if channels is None or not isinstance(x, Tensor):
-        return ""
-    if x.dim() == 4 and x.shape[3] == channels != x.shape[1]:
-        return ": channels last? give x.transpose(0, 3, 1, 2), of a tensor x.permute(0, 3, 1, 2)"
-    return ": no channel? give x[:, None]" if x.dim() == 3 and channels == 1 else ""
 
 
 def check_functions(task: Task, model: nn.Module) -> None:
@@ -179,124 +158,16 @@ def check_functions(task: Task, model: nn.Module) -> None:
     for examples, what, function in ((task.data.train, "loss", task.loss), (task.data.test, "metric", task.metric)):
         few = torch.linspace(0, len(examples) - 1, min(_FEW, len(examples))).long().to(examples.y.device)
         batch = examples.rows(few)
-        with _taking(task.model, batch.x, task.data.train.x):
+        with taking(task.model, batch.x, task.data.train.x):
             inputs = task.data.pipeline(batch.x)
-        with _taking(task.model, inputs, task.data.pipeline(picked(task.data.train.x, slice(1)))):
-            outputs = _outputs(model, inputs, task.output)
+        with taking(task.model, inputs, task.data.pipeline(picked(task.data.train.x, slice(1)))):
+            outputs = outputs_of(model, inputs, task.output)
         if len(outputs) != len(few):
             raise ModelError(f"the model gives outputs of shape {tuple(outputs.shape)} for {len(few)} examples: the first "
                              "dimension must be the example")
         for one in (slice(1), slice(-1, None)):  # the last, too: what a sum along dimension 0 adds to the first is nothing
-            _check_apart(outputs[one], _outputs(model, picked(inputs, one), task.output))
+            check_apart(outputs[one], outputs_of(model, picked(inputs, one), task.output))
         check_alone(function, what, outputs, batch.y)
+        check_numbers_of(function, what, outputs, batch.y)
         if what == "loss":
             check_gradient(function, outputs, batch.y)
-
-
-def _check_apart(together: Tensor, alone: Tensor) -> None:
-    """Raise unless an example has the same outputs in a batch and alone, as a device sees it."""
-    if alone.shape == together.shape and together.isfinite().all():
-        off = float((together - alone).abs().max()) if together.numel() else 0.0
-        if not off <= 1e-2 * max(float(together.abs().max()), 1e-3):
-            raise ModelError("the model mixes the examples of a batch: alone, an example has outputs that differ by "
-                             f"{off:.3g} (an RNN without batch_first=True, a mean over dimension 0, or statistics of the "
-                             "batch?); use what looks at one example, like GroupNorm or LayerNorm")
-
-
-@torch.no_grad()
-def _outputs(model: nn.Module, inputs: Inputs, output: str | int | None) -> Tensor:
-    return selected(_called_on_copy(model, inputs), output)
-
-
-def _called_on_copy(model: nn.Module, inputs: Inputs) -> Any:
-    """Call a model on a copy of the inputs, and raise where it writes to them, as the next pass would see other data."""
-    copied = mapped(inputs, torch.clone)
-    versions = _versions(copied)
-    outputs = called(model, copied)
-    pairs = zip(leaves(inputs).values(), leaves(copied).values(), strict=True)
-    # Writes through x.data have no version.
-    if _versions(copied) != versions or any(not torch.equal(old, new) and not old.isnan().any() for old, new in pairs):
-        raise ModelError("the model's forward changes its input in place (x -= …, x.relu_()), so that the next pass sees "
-                         "other data: write x = x - …, or clone it first")
-    return outputs
-
-
-def _versions(inputs: Inputs) -> list[int]:
-    """Return torch's count of writes to each tensor, which sees those that change no value; those of inference have none."""
-    return [0 if x.is_inference() else x._version for x in leaves(inputs).values()]
-
-
-@torch.no_grad()
-def check_repeatable(model: nn.Module, config: Config, inputs: Inputs) -> None:
-    """Raise where a forward pass in training draws its own numbers or changes buffers or inputs; warn of dropout at rest.
-
-    All would escape: draws are keyed so that a resume repeats them, what a client's pass writes is kept nowhere, and inputs
-    are the data of the next pass.
-    """
-    prepared = prepare(model, options=config.sites)
-    mine = dict(model.named_buffers())
-    before = {name: copy.deepcopy(value) for name, value in prepared.named_buffers() if name in mine}
-    device, numbers, python = device_of(inputs), np.random.get_state(), random.getstate()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        states = _random_states(device)
-        try:
-            _called_on_copy(prepared, inputs)
-        finally:
-            drawn = states != _random_states(device)
-            np.random.set_state(numbers)
-            random.setstate(python)
-    if drawn:
-        raise ModelError("the model's forward draws its own random numbers (F.dropout, torch.rand?), which no resume can "
-                         "repeat: use nn.Dropout as a module of the model, or set it to 0 (in a Hugging Face config "
-                         "attention_probs_dropout_prob or attention_dropout)")
-    for name, value in prepared.named_buffers():
-        if name in before and not torch.equal(value, before[name]):
-            raise ModelError(f"the model's forward changes its buffer '{name}', which clients do not send and the trained "
-                             "model would not have: drop it, or freeze its module with .eval()")
-    resting = [name for name, module in model.named_modules()
-               if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 and not module.training]
-    if resting and not model.training:
-        warnings.warn(f"the model is in evaluation mode: it trains without its dropout ('{resting[0]}'"
-                      f"{', …' if len(resting) > 1 else ''}); call model.train() before", AnybitWarning, stacklevel=2)
-
-
-@torch.no_grad()
-def check_mapped(task: Task, config: Config) -> None:
-    """Raise where the stacked engine cannot compute the model."""
-    if reason := unmapped(task, config):
-        raise ModelError("engine 'stacked' computes all clients in one program, which this model does not allow "
-                         f"({reason}): use engine 'sequential' or 'processes'")
-
-
-def unmapped(task: Task, config: Config) -> str:
-    """Return why vmap, by which the stacked engine computes its clients, does not get through the model; empty if it does.
-
-    It is asked where the data are, which a sweep has on its device already.
-    """
-    data = task.data
-    prepared = prepare(task.model, options=config.sites).to(data.train.y.device)
-    two = [pytree.tree_map(lambda leaf: torch.stack([leaf] * 2), tree)
-           for tree in (dict(prepared.named_parameters()), data.pipeline(picked(data.train.x, slice(1))))]
-
-    def summed(w: Tensors, fixed: Tensors, x: Inputs) -> Tensor:
-        outputs = pytree.tree_leaves(selected(call(prepared, {**w, **fixed}, x), task.output))
-        return torch.stack([leaf.float().sum() for leaf in outputs]).sum()
-
-    trained = {name: p for name, p in two[0].items() if p.is_floating_point()}
-    fixed = {name: p for name, p in two[0].items() if name not in trained}
-    try:
-        with attention(data.train.y.device):
-            torch.func.vmap(torch.func.grad(summed))(trained, fixed, two[1])
-    except RuntimeError as error:
-        text = str(error).splitlines()[0][:200]
-        known = {"data-dependent": "its forward decides by values of tensors, as in 'if mask.all()'",
-                 "saved tensor hooks": "its forward is computed again for the gradient, by torch.utils.checkpoint"}
-        return next((reason for part, reason in known.items() if part in text), text)
-    return ""
-
-
-def _random_states(device: torch.device) -> list[object]:
-    """Return what all generators will draw from, to be compared."""
-    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-    kind, keys, *numbers = np.random.get_state()
-    return [*(state.numpy().tobytes() for state in states), random.getstate(), kind, np.asarray(keys).tobytes(), *numbers]

@@ -49,9 +49,10 @@ from anybit.quant.ranges import StepTable
 from anybit.quant.single_client import SingleClientModel
 from anybit.quant.sites import prepare, quantizers, step_shapes, weight_sites
 from anybit.tensors import Tensors, moved
-from anybit.training.checks import check_clients, check_mapped, check_model, check_ranges
+from anybit.training.checks import check_clients, check_model, check_ranges
 from anybit.training.evaluation import Evaluator, build_evaluator, calibration_images, uses_kernels
 from anybit.training.machine import open_engine, pick_device, pick_engine
+from anybit.training.passes import check_mapped
 from anybit.training.task import Task
 
 RoundProgram = Callable[[State, RoundInputs], tuple[State, Tensor]]

@@ -34,9 +34,10 @@ from anybit.kernels.native import library
 from anybit.quant.checks import check_initialized
 from anybit.quant.ranges import StepTable
 from anybit.quant.sites import quantizers
-from anybit.training.checks import check_numbers, check_ranges, unmapped
+from anybit.training.checks import check_numbers, check_ranges
 from anybit.training.computation import open_computation
 from anybit.training.machine import computing, pick_device
+from anybit.training.passes import unmapped
 from anybit.training.task import Task
 
 SWITCH = "ANYBIT_CALIBRATION"

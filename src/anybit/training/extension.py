@@ -27,9 +27,13 @@ def extended(folder: RunFolder, config: Config, rounds: int, schedule: Course | 
     common = _common_rounds(config, rounds, schedule)
     usable = [round for round in kept if round <= common]
     if kept and not usable:
+        falls = [setting for setting, falling in (
+            ("a schedule that does not know the number of rounds", schedule is not None),
+            ("server.schedule=constant", schedule is None and config.server.schedule not in (None, "constant")),
+            ("client.schedule=constant", config.client.schedule not in (None, "constant"))) if falling]
         raise RunError(f"{folder.path} cannot be extended: by its schedule a learning rate went down after round {common} "
                        f"of {config.rounds}, and its first checkpoint is of round {kept[0]}: start a new run, with "
-                       "server.schedule=constant if it may be given more rounds")
+                       f"{' and '.join(falls)} if it may be given more rounds")
     return replace(config, rounds=rounds), max(usable, default=0)
 
 

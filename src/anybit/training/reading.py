@@ -29,7 +29,7 @@ class RunRecord:
 
     def read(self) -> RunRecord:
         """Read everything now, so that what is damaged is named before anything is made of it."""
-        _ = (self.config, self.environment, self.evaluation, self.metrics, self.timing, self.weights, self.steps,
+        _ = (self.config, self.task, self.environment, self.evaluation, self.metrics, self.timing, self.weights, self.steps,
              self.split_sizes)
         return self
 
@@ -40,6 +40,11 @@ class RunRecord:
             if not isinstance(config.get(part, {}), dict):
                 raise RunError(f"{self.folder.file('config.json')} is not a config: '{part}' must be a table")
         return config
+
+    @cached_property
+    def task(self) -> dict[str, Any]:
+        """What identifies the model, data, loss and metric; empty where nobody recorded it."""
+        return self.folder.task() or {}
 
     @cached_property
     def environment(self) -> dict[str, Any]:

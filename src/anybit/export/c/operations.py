@@ -54,6 +54,10 @@ def _plain(name: str) -> Lowering:
 def _clamp(low: str, high: str) -> Lowering:
     def lowering(program: Program, given: dict[str, Any], shape: tuple[int, ...], layer: str) -> Value:
         ends = (given.get(low), given.get(high))
+        if not all(end is None or isinstance(end, int | float) for end in ends):
+            place = f"layer '{layer}': " if layer else ""
+            raise ModelError(f"{place}the C export clamps to numbers, and not to tensors: use a Python number, or "
+                             f"{option('runtime', 'onnx')}")
         return unary(program, given["self"], "clamp", *(e if e is not None else s * _LARGEST
                                                        for e, s in zip(ends, (-1, 1), strict=True)))
     return lowering

@@ -152,10 +152,11 @@ def named(path: Path) -> str:
 
 
 def number(value: float) -> str:
-    """Write a float32 so that C reads the same one.
+    """Write a float32 so that C reads the same one; infinity, for which C has no number, as the largest one.
 
     >>> number(0.5), number(3), number(1e-5)
     ('0.5f', '3.0f', '9.99999975e-06f')
     """
-    text = f"{float(np.float32(value)):.9g}"
+    largest = np.finfo(np.float32).max
+    text = f"{float(np.clip(np.float32(value), -largest, largest)):.9g}"
     return text + ("f" if "." in text or "e" in text else ".0f")

@@ -17,7 +17,7 @@ from anybit.export.c.operations import OPERATIONS, unary
 from anybit.export.c.program import INPUT, Program, Value
 from anybit.export.extras import quiet
 from anybit.export.graph import reason
-from anybit.export.positional import INNER, positional
+from anybit.export.positional import INNER, Positional, positional
 from anybit.export.subject import Subject, Trace
 from anybit.inputs import described
 from anybit.quant.grid import Width
@@ -62,7 +62,11 @@ def lowered(graph: fx.Graph, tensors: Mapping[str, Tensor], first: Callable[[tup
     for node in graph.nodes:
         if node.op == "placeholder":
             values[node] = tensors[node.name] if node.name in tensors else first(tuple(node.meta["val"].shape))
-        elif node.op == "call_function":
+        elif node.op == "call_function" and operation(node) != "_assert_tensor_metadata":  # of x.float()
+            if operation(node) in ("to", "_to_copy") and (kind := node.meta["val"].dtype) != torch.float32:
+                made = str(kind).removeprefix("torch.")
+                raise ModelError(f"the model makes {made} of its numbers, and C artifacts and archives compute in float32: "
+                                 f"leave it out, or {option('runtime', 'onnx')}")
             values[node] = lower(node, fx.map_arg(_arguments(node), values.__getitem__))
     output = values[graph.output_node().args[0][0]]  # type: ignore[index]
     if isinstance(output, Tensor):
@@ -120,6 +124,9 @@ def _operand(program: Program, value: Any, name: str, key: str) -> Any:
 
 def layer_of(node: fx.Node) -> str:
     """Return the name of the module that an operation belongs to."""
-    stack = node.meta.get("nn_module_stack") or {}
-    name = next(reversed(stack.values()))[0] if stack else ""
-    return str(name).removeprefix(f"{INNER}.") if name != INNER else ""
+    stack = [(str(name), str(kind)) for name, kind in (node.meta.get("nn_module_stack") or {}).values()]
+    if not stack:
+        return ""
+    name = stack[-1][0]
+    wrapped = stack[0][1].endswith(f"{Positional.__module__}.{Positional.__qualname__}")  # models may have a "model", too
+    return name if not wrapped else name.removeprefix(f"{INNER}.") if name != INNER else ""
