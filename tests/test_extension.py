@@ -91,3 +91,14 @@ def test_a_falling_learning_rate_goes_back_to_before_it_fell(mlp: nn.Module, cli
     with pytest.raises(RunError, match=r"by its schedule .* after round 4 of 6, and its first checkpoint is of round 6"):
         fitted(mlp, clients, held_out, tmp_path / "whole", 20, **falling)
     assert RunFolder.open(tmp_path / "whole").finished
+
+
+@pytest.mark.parametrize(("settings", "advice"), [
+    ({"server": anybit.ServerOptions(schedule="linear", decay=1.0)}, "with server.schedule=constant if"),
+    ({"client": anybit.ClientOptions(batch_size=16, schedule="cosine")}, "with client.schedule=constant if"),
+    ({"schedule": lambda round, rounds: 1 - round / rounds}, "with a schedule that does not know the number of rounds if")])
+def test_the_schedule_that_is_in_the_way_is_named(mlp: nn.Module, clients: list[Arrays], held_out: Arrays, tmp_path: Path,
+                                                  settings: dict[str, Any], advice: str) -> None:
+    fitted(mlp, clients, held_out, tmp_path / "run", 4, **settings)
+    with pytest.raises(RunError, match=advice):
+        fitted(mlp, clients, held_out, tmp_path / "run", 8, **settings)

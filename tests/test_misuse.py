@@ -147,6 +147,9 @@ MISUSES: list[tuple[str, Callable[[], Any], str]] = [
     ("channels last", lambda: fit_cnn((8, 8, 3), (8, 8, 3)), "channels last? give x.transpose(0, 3, 1, 2)"),
     ("channels last, normalized", lambda: fit_cnn((8, 8, 3), (8, 8, 3), pipeline=anybit.Pipeline((0.5,) * 3, (0.2,) * 3)),
      "channels last? give x.transpose(0, 3, 1, 2)"),
+    ("a pipeline of other channels", lambda: fit(
+        model=nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), clients=[(X.reshape(6, 1, 4, 4), Y[:6])] * 4,
+        test=(X.reshape(6, 1, 4, 4), Y[:6]), pipeline=anybit.Pipeline((0.5,) * 3, (0.2,) * 3)), "does not take inputs of"),
     ("no channel", lambda: fit_cnn((8, 8), (8, 8), 1), "no channel? give x[:, None]"),
     ("a test set of another shape", lambda: fit_cnn((3, 8, 8), (1, 8, 8)),
      "test inputs have shape (1, 8, 8), the clients' have (3, 8, 8)"),
@@ -288,8 +291,24 @@ def test_a_wrong_keyword_is_pythons_own_error() -> None:
         fit(learning_rate=0.1)
 
 
+class Padded(nn.Module):
+    """A transformer that averages over padding, too: of which torch's own attention at rest makes zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(9, 8), nn.Linear(8, 3)
+        self.body = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.head(self.body(self.embedding(ids), src_key_padding_mask=ids == 0).mean(1))
+        return out
+
+
 def test_what_only_looks_like_misuse_is_taken() -> None:
-    """A view in reverse, and longer test examples than the clients' where the model takes both."""
+    """A view in reverse, attention over padding, and longer test examples than the clients' where the model takes both."""
+    ids = np.tile([1, 2, 3, 0, 0], (24, 1))
+    assert fit(model=Padded(), clients=[(ids, Y)] * 4, test=(ids, Y)).scores["FP32"].metric >= 0
+
     def positions(length: int) -> tuple[np.ndarray, np.ndarray]:
         return np.ones((6, 4, length), np.float32)[::-1], np.zeros((6, length), np.int64)
 

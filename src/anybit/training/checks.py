@@ -59,7 +59,7 @@ def check_model(task: Task, config: Config) -> None:
     model, data = task.model, task.data
     check_numbers(task, config)
     first = picked(data.train.x, slice(1))
-    with taking(model, first):
+    with taking(model, first, replaced=False):
         one = pytree.tree_map(torch.clone, data.pipeline(first))  # what a forward pass changes must not be the data
     with taking(model, one):
         check_repeatable(model, config, one)
@@ -158,7 +158,7 @@ def check_functions(task: Task, model: nn.Module) -> None:
     for examples, what, function in ((task.data.train, "loss", task.loss), (task.data.test, "metric", task.metric)):
         few = torch.linspace(0, len(examples) - 1, min(_FEW, len(examples))).long().to(examples.y.device)
         batch = examples.rows(few)
-        with taking(task.model, batch.x, task.data.train.x):
+        with taking(task.model, batch.x, task.data.train.x, replaced=False):
             inputs = task.data.pipeline(batch.x)
         with taking(task.model, inputs, task.data.pipeline(picked(task.data.train.x, slice(1)))):
             outputs = outputs_of(model, inputs, task.output)

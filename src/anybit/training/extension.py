@@ -33,7 +33,7 @@ def extended(folder: RunFolder, config: Config, rounds: int, schedule: Course | 
             ("client.schedule=constant", config.client.schedule not in (None, "constant"))) if falling]
         raise RunError(f"{folder.path} cannot be extended: by its schedule a learning rate went down after round {common} "
                        f"of {config.rounds}, and its first checkpoint is of round {kept[0]}: start a new run, with "
-                       f"{' and '.join(falls)} if it may be given more rounds")
+                       f"{' and '.join(falls) or 'constant rates'} if it may be given more rounds")
     return replace(config, rounds=rounds), max(usable, default=0)
 
 
