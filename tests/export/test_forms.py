@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from anybit.errors import ModelError
 from anybit.export.c.program import number
 from anybit.export.exporting import Exporter
+from anybit.export.graph import DEFAULT_OPSET, float_graph
 from anybit.export.report import write_report
 from anybit.quant.grid import Width
 from tests.export.test_c import found, subject_of
@@ -104,6 +105,14 @@ def test_what_c_does_not_have_is_one_line_and_an_archive_without_a_graph(odd: st
         Exporter(subject, tmp_path).export(Width(4, 32), "c")
     (lacking,) = Exporter(subject, tmp_path).export(Width(4, 32), "archive").known_wrong
     assert why in lacking
+
+
+def test_a_layer_that_onnx_cannot_have_is_named(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.EmbeddingBag(17, 8), nn.Linear(8, 10))
+    ids = torch.randint(17, (6, 64))
+    with pytest.raises(ModelError, match=r"layer '1' \(EmbeddingBag\): .* nn\.Embedding and its \.sum\(1\)"):
+        float_graph(model, ids, [], DEFAULT_OPSET)
 
 
 def test_a_rejected_float_model_is_reported_as_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

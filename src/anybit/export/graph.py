@@ -58,6 +58,9 @@ def float_graph(model: nn.Module, example: Inputs, weights: Sequence[str], opset
     """Export an onnx.ModelProto with a dynamic batch; its inputs are those of `example`, and these parameters by name."""
     need("onnxscript")
     onnx, ir = need("onnx"), need("onnx_ir")
+    if bag := next((name for name, layer in model.named_modules() if isinstance(layer, nn.EmbeddingBag)), ""):
+        raise ModelError(f"layer '{bag}' (EmbeddingBag): the exporter makes a graph of it that is not valid; use "
+                         f"nn.Embedding and its .sum(1) or .mean(1), or {option('runtime', 'archive')}")
     with quiet():
         try:
             program = _attempt(positional(model, example, output), two_of(example), list(leaves(example)))
@@ -73,7 +76,7 @@ def float_graph(model: nn.Module, example: Inputs, weights: Sequence[str], opset
             value = initializers.pop(known) if known else None
             if value is None:
                 raise ModelError(f"layer '{name.removesuffix('.weight')}': its weight does not appear in the ONNX graph; "
-                                 f"name it in full_precision, or use {option('runtime', 'archive')}")
+                                 f"use {option('runtime', 'archive')}, or train it anew with the layer in full_precision")
             value.name = name
             program.graph.inputs.append(value)
             value.const_value = None
