@@ -125,7 +125,7 @@ def per_example(function: PerExample, what: str, outputs: Tensor, targets: Tenso
     return values
 
 
-def check_numbers_of(function: PerExample, what: str, outputs: Tensor, targets: Tensor) -> None:
+def check_no_nan(function: PerExample, what: str, outputs: Tensor, targets: Tensor) -> None:
     """Raise where an example has no number, which would be that of the mean over all."""
     if outputs.isfinite().all() and (bare := per_example(function, what, outputs, targets).isnan()).any():
         raise ConfigError(f"{what} '{meaning(function).name}' of {int(bare.sum())} of the {len(bare)} examples that were "

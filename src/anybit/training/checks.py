@@ -20,7 +20,7 @@ from anybit.federated.metrics import (
     binary_accuracy,
     check_alone,
     check_gradient,
-    check_numbers_of,
+    check_no_nan,
     cross_entropy,
     meaning,
 )
@@ -168,6 +168,6 @@ def check_functions(task: Task, model: nn.Module) -> None:
         for one in (slice(1), slice(-1, None)):  # the last, too: what a sum along dimension 0 adds to the first is nothing
             check_apart(outputs[one], outputs_of(model, picked(inputs, one), task.output))
         check_alone(function, what, outputs, batch.y)
-        check_numbers_of(function, what, outputs, batch.y)
+        check_no_nan(function, what, outputs, batch.y)
         if what == "loss":
             check_gradient(function, outputs, batch.y)

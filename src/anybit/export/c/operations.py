@@ -37,7 +37,6 @@ UNARY = {
 BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 PARAMETERS = {"clamp": ", float low, float high", "leaky_relu": ", float slope", "elu": ", float slope",
               "add_scalar": ", float c", "mul_scalar": ", float c"}
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 def unary(program: Program, x: Value, name: str, *parameters: float) -> Value:
@@ -58,7 +57,7 @@ def _clamp(low: str, high: str) -> Lowering:
             place = f"layer '{layer}': " if layer else ""
             raise ModelError(f"{place}the C export clamps to numbers, and not to tensors: use a Python number, or "
                              f"{option('runtime', 'onnx')}")
-        return unary(program, given["self"], "clamp", *(e if e is not None else s * _LARGEST
+        return unary(program, given["self"], "clamp", *(e if e is not None else s * math.inf
                                                        for e, s in zip(ends, (-1, 1), strict=True)))
     return lowering
 
